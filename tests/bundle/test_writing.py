@@ -1,6 +1,6 @@
 """Writing bundles.
 
-Modules: `bundle/description.py`, `bundle/index.py`, `bundle/sources.py`, `cli/bundle.py`, `core/trees/json_shapes.py`.
+Modules: `bundle/description.py`, `bundle/index.py`, `bundle/sources.py`, `cli/bundle.py`.
 """
 
 import dataclasses

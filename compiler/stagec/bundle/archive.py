@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stagec.bundle import index
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces, sha256_of
@@ -45,6 +45,7 @@ has version 3, 4 or 5.
 _FORMATS = (FORMAT, index.FORMAT_WITH_KEYS, index.FORMAT_WITH_FILES, index.FORMAT_WITH_JAXLIBS)
 
 INDEX = "index.json"
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
 Content: TypeAlias = bytes | memoryview | Pieces
 """What a member holds: bytes, or what is read piece by piece when it is written."""
 PAGE = 4096
@@ -270,10 +271,7 @@ class Archive:
         """
         if name == INDEX:
             return encode_index(self.index)
-        entry, listed = self._entry(name)
-        data = self._source.read(entry.start, entry.size)
-        self._compare(entry, listed, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
-        return data
+        return self._checked(name, self._source.read)
 
     def function(self, name: str) -> Mapping[str, Any]:
         """Return what the index says of a function. Raises LoadError ("format"), KeyError."""
@@ -316,10 +314,7 @@ class Archive:
 
     def copy(self, name: str) -> memoryview:
         """Return the bytes of the member `name`, checked like those of `[name]`, at a page of memory: for weights."""
-        entry, listed = self._entry(name)
-        view = self._source.copy(entry.start, entry.size)
-        self._compare(entry, listed, hashlib.sha256(view).hexdigest(), zlib.crc32(view))
-        return view
+        return self._checked(name, self._source.copy)
 
     def map(self, name: str) -> memoryview:
         """Return the bytes of the member `name`, checked like those of `[name]`, but mapped and not copied.
@@ -327,10 +322,7 @@ class Archive:
         For weights. The pages are read again from the file when memory is short: nobody may write into the file while
         it is mapped (replacing it by renaming is fine, and what stagec itself does).
         """
-        entry, listed = self._entry(name)
-        view = self._source.map(entry.start, entry.size)
-        self._compare(entry, listed, hashlib.sha256(view).hexdigest(), zlib.crc32(view))
-        return view
+        return self._checked(name, self._source.map)
 
     def check(self, name: str) -> None:
         """Check the member `name`, however large it is. Raises LoadError when it is not what the index says."""
@@ -350,6 +342,13 @@ class Archive:
         if not self._whole:
             self._check_header(entry)
         return entry, listed
+
+    def _checked(self, name: str, read: Callable[[int, int], _Bytes]) -> _Bytes:
+        """Read a member in one of the ways of the source, and compare it."""
+        entry, listed = self._entry(name)
+        data = read(entry.start, entry.size)
+        self._compare(entry, listed, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
+        return data
 
     def _compare(self, entry: _Entry, listed: Mapping[str, Any], sha256: str, crc: int) -> None:
         if sha256 != listed["sha256"]:
@@ -451,22 +450,17 @@ class Archive:
         return LoadError("not-a-bundle", f"{self.path}: not a bundle: {what}")
 
 
-class Stored:
-    """A member of an archive that goes into another one. sha256: hex digest; crc: CRC-32, as the archive says."""
+class Stored(Pieces):
+    """A member of an archive that goes into another one: digest and CRC-32 are those that the archive says."""
 
     def __init__(self, archive: Archive, name: str) -> None:
         entry, listed = archive._entry(name)
-        self.sha256: str = listed["sha256"]
-        self.crc = entry.crc
-        self._archive, self._entry = archive, entry
-
-    def __len__(self) -> int:
-        """How many bytes there are."""
-        return self._entry.size
+        super().__init__(name, entry.size, lambda: archive.pieces(name))
+        self._sums = listed["sha256"], entry.crc
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the content, as `Archive.pieces` does."""
-        return self._archive.pieces(self._entry.name)
+        return self._of_source()
 
 
 def _writer(index: dict[str, Any]) -> str:

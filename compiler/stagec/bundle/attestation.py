@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,22 +38,21 @@ SUFFIX = ".dsse.json"
 
 MOST_ENVELOPES = 32
 """Envelopes of one bundle that are looked for."""
-_SUBJECT = json_shapes.record(
-    {"name": json_shapes.text, "digest": json_shapes.record({"sha256": json_shapes.sha256}, rest=json_shapes.text)}
-)
-_PARAMETERS = json_shapes.record({"name": json_shapes.text, "version": json_shapes.text}, rest=json_shapes.anything)
-_BUILD = json_shapes.record(
-    {"buildType": json_shapes.constant(BUILD_TYPE, ADDITION_TYPE), "externalParameters": _PARAMETERS},
-    rest=json_shapes.anything,
-)
-_STATEMENT = json_shapes.record(
+_STATEMENT = json_shapes.shape(
     {
-        "_type": json_shapes.constant(STATEMENT_TYPE),
-        "predicateType": json_shapes.constant(PREDICATE_TYPE),
-        "predicate": json_shapes.record({"buildDefinition": _BUILD}, rest=json_shapes.anything),
-        "subject": json_shapes.array(_SUBJECT),
-    },
-    rest=json_shapes.anything,
+        "_type": STATEMENT_TYPE,
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": json_shapes.constant(BUILD_TYPE, ADDITION_TYPE),
+                "externalParameters": {"name": str, "version": str, ...: object},
+                ...: object,
+            },
+            ...: object,
+        },
+        "subject": [{"name": str, "digest": {"sha256": json_shapes.sha256, ...: str}}],
+        ...: object,
+    }
 )
 
 
@@ -199,11 +198,14 @@ def envelopes_of(bundle: str | Path, given: Sequence[str | Path] = ()) -> list[s
     They are `<bundle>.dsse.json`, and `<bundle>.2.dsse.json` and so on for statements of other builders. A number may
     be missing: somebody removed that one.
     """
-    if given:
-        return list(given)
-    numbered = [f"{bundle}.{number}{SUFFIX}" for number in range(2, MOST_ENVELOPES + 1)]
-    first = f"{bundle}{SUFFIX}"
-    return [path for path in (first, *numbered) if os.path.lexists(path)] or [first]
+    names: list[str | Path] = [*numbered(str(bundle), SUFFIX)]
+    return [*given] or [path for path in names if os.path.lexists(path)] or names[:1]
+
+
+def numbered(stem: str, suffix: str) -> Iterator[str]:
+    """Yield what files of one kind are called: `models.aot.dsse.json`, then `models.aot.2.dsse.json`, and so on."""
+    yield f"{stem}{suffix}"
+    yield from (f"{stem}.{number}{suffix}" for number in range(2, MOST_ENVELOPES + 1))
 
 
 def open_signed(

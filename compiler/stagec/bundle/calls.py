@@ -14,15 +14,19 @@ from stagec.core.telling.calls import Call
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 
-_TEXTS = json_shapes.array(json_shapes.text)
-_CONSTANT = json_shapes.record({"name": json_shapes.text, "aval": json_shapes.text, "bytes": json_shapes.count})
-_NAMES = json_shapes.table(json_shapes.text)
-_STATE = {"argument": json_shapes.text, "result": json_shapes.text, "idle": json_shapes.number}
-_SERVE = json_shapes.record(
-    {}, {"inputs": _NAMES, "outputs": _NAMES, "state": json_shapes.table(json_shapes.record({}, _STATE))}
+_DESCRIPTION = json_shapes.shape(
+    {
+        "parameters?": [str],
+        "donated?": [str],
+        "constants?": [{"name": str, "aval": str, "bytes": int}],
+        "serve?": {
+            "inputs?": {...: str},
+            "outputs?": {...: str},
+            "state?": {...: {"argument?": str, "result?": str, "idle?": float}},
+        },
+        ...: object,
+    }
 )
-_OPTIONAL = {"parameters": _TEXTS, "donated": _TEXTS, "constants": json_shapes.array(_CONSTANT), "serve": _SERVE}
-_DESCRIPTION = json_shapes.record({}, _OPTIONAL, rest=json_shapes.anything)
 
 
 def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:

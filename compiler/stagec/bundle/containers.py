@@ -32,24 +32,17 @@ NOBODY = 65534
 _LARGEST = 2**22
 """Bytes of an index, a manifest and a config."""
 _EPOCH = "1970-01-01T00:00:00Z"
-_BASE = json_shapes.record(
-    {"config": layout.DESCRIPTOR, "layers": json_shapes.array(layout.DESCRIPTOR)}, rest=json_shapes.anything
-)
+_BASE = json_shapes.shape({"config": layout.DESCRIPTOR, "layers": [layout.DESCRIPTOR], ...: object})
 """Shape of a manifest of somebody else's, which need not say what it is."""
-_ROOT = json_shapes.record(
-    {"type": json_shapes.constant("layers"), "diff_ids": json_shapes.array(layout.SHA256)}, rest=json_shapes.anything
-)
-_BASE_CONFIG = json_shapes.record(
-    {"architecture": json_shapes.text, "os": json_shapes.text, "rootfs": _ROOT},
+_BASE_CONFIG = json_shapes.shape(
     {
-        "config": json_shapes.record(
-            {},
-            {"Env": json_shapes.array(json_shapes.text), "Labels": json_shapes.table(json_shapes.text)},
-            rest=json_shapes.anything,
-        ),
-        "history": json_shapes.array(json_shapes.anything),
-    },
-    rest=json_shapes.anything,
+        "architecture": str,
+        "os": str,
+        "rootfs": {"type": "layers", "diff_ids": [layout.SHA256], ...: object},
+        "config?": {"Env?": [str], "Labels?": {...: str}, ...: object},
+        "history?": [object],
+        ...: object,
+    }
 )
 
 

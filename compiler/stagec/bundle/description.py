@@ -224,96 +224,67 @@ def _counted_anew(analysis: object) -> object:
     return {**analysis, **lost, "collectives": moved, "unknown": ["how often loops turn, to the stagec that built it"]}
 
 
-_HARDWARE = {
-    "platform": json_shapes.text,
-    "device_kind": json_shapes.text,
-    "requires": json_shapes.array(json_shapes.text),
-}
-_ARCHITECTURE = {"architecture": json_shapes.text}
-TARGET = json_shapes.record(_HARDWARE, _ARCHITECTURE, rest=json_shapes.anything)
+_HARDWARE = {"platform": str, "device_kind": str, "requires": [str], "architecture?": str, ...: object}
+TARGET = json_shapes.shape(_HARDWARE)
 """Shape of a target without its name: the hardware, and settings as in the manifest."""
-_COUNT = json_shapes.either('a number or "unknown"', json_shapes.number, json_shapes.constant("unknown"))
-_ROOFLINE = json_shapes.record(
-    {
-        "compute_seconds": json_shapes.number,
-        "memory_seconds": json_shapes.number,
-        "link_seconds": json_shapes.number,
-        "seconds": json_shapes.number,
-        "bound": json_shapes.constant("compute", "memory", "links"),
-    }
-)
+_COUNT = json_shapes.either('a number or "unknown"', float, "unknown")
+_ROOFLINE = {
+    **dict.fromkeys(("compute_seconds", "memory_seconds", "link_seconds", "seconds"), float),
+    "bound": json_shapes.constant("compute", "memory", "links"),
+}
 _BYTES = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "code_bytes", "peak_bytes")
 _MOVED = ("count", "bytes", "sent_bytes")
-_ANALYSIS = json_shapes.record(
-    {
-        **dict.fromkeys((*_BYTES, "flops", "bytes_accessed"), _COUNT),
-        "collectives": json_shapes.table(json_shapes.record(dict.fromkeys(_MOVED, _COUNT))),
-        "roofline": json_shapes.either('a roofline or "unknown"', _ROOFLINE, json_shapes.constant("unknown")),
-        "unknown": json_shapes.array(json_shapes.text),
-    }
-)
-_ASSIGNMENT = json_shapes.record(
-    {
-        "axis_names": json_shapes.array(json_shapes.text),
-        "axis_sizes": json_shapes.array(json_shapes.count),
-        "device_ids": json_shapes.array(json_shapes.count),
-        "coords": json_shapes.array(json_shapes.matching("[0-9]{1,9}(,[0-9]{1,9})*", 'coordinates such as "0,1,0,0"')),
-    }
-)
-_SIZES = json_shapes.array(json_shapes.count)
-_AXES = json_shapes.array(json_shapes.array(json_shapes.text))
-_SPLIT = json_shapes.either("for each dimension its axes, or nothing,", json_shapes.constant(None), _AXES)
-_ARRAY = {
-    "path": json_shapes.text,
-    "dtype": json_shapes.text,
-    "shape": _SIZES,
-    "shard_shape": _SIZES,
-    "sharding": _SPLIT,
-    "minor_to_major": _SIZES,
-    "tiles": json_shapes.array(_SIZES),
+_ASSIGNMENT = {
+    "axis_names": [str],
+    "axis_sizes": [int],
+    "device_ids": [int],
+    "coords": [json_shapes.matching("[0-9]{1,9}(,[0-9]{1,9})*", 'coordinates such as "0,1,0,0"')],
 }
-_SPECIAL = {"unreduced": json_shapes.array(json_shapes.text), "memory_kind": json_shapes.text}
-_ABI = json_shapes.record(
+_ARRAY = {
+    "path": str,
+    "dtype": str,
+    "shape": [int],
+    "shard_shape": [int],
+    "sharding": json_shapes.either("for each dimension its axes, or nothing,", None, [[str]]),
+    "minor_to_major": [int],
+    "tiles": [[int]],
+    "unreduced?": [str],
+    "memory_kind?": str,
+}
+_DIGEST = json_shapes.either("a SHA-256 in lower-case hex, or nothing,", json_shapes.sha256, "")
+_DESCRIPTION = json_shapes.shape(
     {
-        "parameters": json_shapes.array(json_shapes.record({**_ARRAY, "donated": json_shapes.flag}, _SPECIAL)),
-        "results": json_shapes.array(json_shapes.record(_ARRAY, _SPECIAL)),
-    }
-)
-_DIGEST = json_shapes.either("a SHA-256 in lower-case hex, or nothing,", json_shapes.sha256, json_shapes.constant(""))
-_DESCRIPTION = json_shapes.record(
-    {
-        "format": json_shapes.count,
-        "kind": json_shapes.text,
-        "manifest": json_shapes.text,
-        "function": json_shapes.text,
-        "variant": json_shapes.text,
-        "target": json_shapes.record(
-            {"name": json_shapes.text, **_HARDWARE, "compiler_options": json_shapes.table(json_shapes.scalar)},
-            _ARCHITECTURE,
-            rest=json_shapes.anything,
-        ),
-        "bucket": json_shapes.table(json_shapes.count),
+        "format": int,
+        "kind": str,
+        "manifest": str,
+        "function": str,
+        "variant": str,
+        "target": {"name": str, "compiler_options": {...: json_shapes.scalar}, **_HARDWARE},
+        "bucket": {...: int},
         "in_tree": json_shapes.tree,
-        "in_avals": json_shapes.array(json_shapes.static_aval),
+        "in_avals": [json_shapes.static_aval],
         "out_tree": json_shapes.tree,
-        "out_avals": json_shapes.array(json_shapes.static_aval),
-        "nr_devices": json_shapes.count,
-        "device_assignment": json_shapes.either(
-            "a device assignment, or nothing,", json_shapes.constant(None), _ASSIGNMENT
-        ),
-        "kept_var_idx": json_shapes.array(json_shapes.count),
-        "donated": json_shapes.array(json_shapes.flag),
-        "custom_calls": json_shapes.table(json_shapes.text),
-        "cost_analysis": json_shapes.table(json_shapes.number),
-        "memory_analysis": json_shapes.table(json_shapes.number),
-        "analysis": _ANALYSIS,
-        "versions": json_shapes.table(json_shapes.text),
-        "abi": _ABI,
+        "out_avals": [json_shapes.static_aval],
+        "nr_devices": int,
+        "device_assignment": json_shapes.either("a device assignment, or nothing,", None, _ASSIGNMENT),
+        "kept_var_idx": [int],
+        "donated": [bool],
+        "custom_calls": {...: str},
+        "cost_analysis": {...: float},
+        "memory_analysis": {...: float},
+        "analysis": {
+            **dict.fromkeys((*_BYTES, "flops", "bytes_accessed"), _COUNT),
+            "collectives": {...: dict.fromkeys(_MOVED, _COUNT)},
+            "roofline": json_shapes.either('a roofline or "unknown"', _ROOFLINE, "unknown"),
+            "unknown": [str],
+        },
+        "versions": {...: str},
+        "abi": {"parameters": [{**_ARRAY, "donated": bool}], "results": [_ARRAY]},
         # Of an executable that comes from no manifest, the export is not known.
         "exported_sha256": _DIGEST,
         "stablehlo_sha256": _DIGEST,
         "executable_sha256": json_shapes.sha256,
-        "executable_bytes": json_shapes.count,
-        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.sha256})),
+        "executable_bytes": int,
+        "components": {...: {"value": str, "sha256": json_shapes.sha256}},
     }
 )

@@ -22,15 +22,8 @@ LARGEST = 64 << 20
 _MOST_VALUES = 1000
 """JSON values of an envelope: a few, and three for each signature; the statement is one text."""
 
-_ENVELOPE = json_shapes.record(
-    {
-        "payloadType": json_shapes.constant(PAYLOAD_TYPE),
-        "payload": json_shapes.text,
-        "signatures": json_shapes.array(
-            json_shapes.record({"sig": json_shapes.text}, {"keyid": json_shapes.text}, rest=json_shapes.anything)
-        ),
-    },
-    rest=json_shapes.anything,
+_ENVELOPE = json_shapes.shape(
+    {"payloadType": PAYLOAD_TYPE, "payload": str, "signatures": [{"sig": str, "keyid?": str, ...: object}], ...: object}
 )
 
 

@@ -39,70 +39,59 @@ _SIMPLE = re.compile(r"~?[a-z0-9_<>]+\[(?:[A-Za-z0-9_]+(?:,[A-Za-z0-9_]+)*)?\]")
 
 _NAME = json_shapes.matching("[A-Za-z_][A-Za-z0-9_-]*", "a name of letters, digits, _ and -")
 _VERSION = json_shapes.matching("[A-Za-z0-9][A-Za-z0-9.+_-]*", "a version of letters, digits and . + _ -")
-_VARIANT = json_shapes.either('a name of letters, digits, _ and -, or "",', _NAME, json_shapes.constant(""))
+_VARIANT = json_shapes.either('a name of letters, digits, _ and -, or "",', _NAME, "")
 _DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2026-11-18", or "unknown"')
-_VERSIONS = json_shapes.table(json_shapes.text)
-_SIZES = json_shapes.table(json_shapes.count)
 
 _FILE = json_shapes.matching(
     r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*\.safetensors", "a path of a .safetensors file"
 )
-MEMBER = json_shapes.record({"sha256": json_shapes.sha256, "bytes": json_shapes.count})
-MEMBERS = json_shapes.table(MEMBER)
+MEMBER = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int})
+MEMBERS = json_shapes.shape({...: MEMBER})
 """Shape of the key "members" of the index of every kind of archive."""
 
-_EXECUTABLE = json_shapes.record(
-    {
-        "target": json_shapes.text,
-        "bucket": _SIZES,
-        "nr_devices": json_shapes.count,
-        "custom_calls": json_shapes.table(json_shapes.text),
-        "versions": json_shapes.record({"jaxlib": json_shapes.text}, rest=json_shapes.text),
-        "executable": json_shapes.text,
-        "description": json_shapes.text,
-        "stablehlo": json_shapes.text,
-    }
-)
-_ARRAY = {"member": json_shapes.text, "aval": json_shapes.static_aval}
-PLACE: Mapping[str, json_shapes.Shape] = {"start": json_shapes.count, "aval": json_shapes.static_aval}
-"""Shape of an array in a file beside the bundle."""
-_GOLDEN = json_shapes.record(
-    {
-        "bucket": _SIZES,
-        "inputs": json_shapes.table(json_shapes.record(_ARRAY)),
-        "outputs": json_shapes.table(
-            json_shapes.record({**_ARRAY, "rtol": json_shapes.number, "atol": json_shapes.number})
-        ),
-    }
-)
-INTERFACE: Mapping[str, json_shapes.Shape] = {
-    "in_tree": json_shapes.tree,
-    "in_avals": json_shapes.array(json_shapes.aval),
-    "out_tree": json_shapes.tree,
-    "out_avals": json_shapes.array(json_shapes.aval),
-    "platforms": json_shapes.array(json_shapes.text),
-    "nr_devices": json_shapes.count,
-    "custom_calls": json_shapes.table(json_shapes.text),
-    "calling_convention_version": json_shapes.count,
+_EXECUTABLE = {
+    **dict.fromkeys(("target", "executable", "description", "stablehlo"), str),
+    "bucket": {...: int},
+    "nr_devices": int,
+    "custom_calls": {...: str},
+    "versions": {"jaxlib": str, ...: str},
 }
-"""Shapes of what an exported artifact and its description say of themselves."""
-_FUNCTION = json_shapes.record(
+_ARRAY = {"member": str, "aval": json_shapes.static_aval}
+PLACE: Mapping[str, Any] = {"start": int, "aval": json_shapes.static_aval}
+"""Form of an array in a file beside the bundle."""
+INTERFACE: Mapping[str, Any] = {
+    "in_tree": json_shapes.tree,
+    "in_avals": [json_shapes.aval],
+    "out_tree": json_shapes.tree,
+    "out_avals": [json_shapes.aval],
+    "platforms": [str],
+    "nr_devices": int,
+    "custom_calls": {...: str},
+    "calling_convention_version": int,
+}
+"""Forms of what an exported artifact and its description say of themselves."""
+_FUNCTION = json_shapes.shape(
     {
         **INTERFACE,
         "function": _NAME,
         "variant": _VARIANT,
-        "static": json_shapes.table(json_shapes.anything),
-        "bind": json_shapes.array(json_shapes.record({"leaf": json_shapes.count, "weight": json_shapes.text})),
-        "padding": json_shapes.table(json_shapes.record({"fill": json_shapes.number, "mask": json_shapes.text})),
-        "exported": json_shapes.text,
-        "versions": _VERSIONS,
+        "static": {...: object},
+        "bind": [{"leaf": int, "weight": str}],
+        "padding": {...: {"fill": float, "mask": str}},
+        "exported": str,
+        "versions": {...: str},
         "readable_until": _DATE,
-        "executables": json_shapes.array(_EXECUTABLE),
-    },
-    optional={"description": json_shapes.text, "golden": _GOLDEN},
+        "executables": [_EXECUTABLE],
+        "description?": str,
+        "golden?": {
+            "bucket": {...: int},
+            "inputs": {...: _ARRAY},
+            "outputs": {...: {**_ARRAY, "rtol": float, "atol": float}},
+        },
+    }
 )
-_INSIDE = json_shapes.record(_ARRAY)
-_OUTSIDE = json_shapes.record({"file": json_shapes.text, **PLACE})
+_INSIDE = json_shapes.shape(_ARRAY)
+_OUTSIDE = json_shapes.shape({"file": str, **PLACE})
 
 
 def _weight(value: Any) -> None:
@@ -111,24 +100,20 @@ def _weight(value: Any) -> None:
     (_OUTSIDE if outside else _INSIDE)(value)
 
 
-_BUNDLE = json_shapes.record(
+_BUNDLE = json_shapes.shape(
     {
-        "format": json_shapes.count,
-        "kind": json_shapes.constant("bundle"),
+        "format": int,
+        "kind": "bundle",
         "name": _NAME,
         "version": _VERSION,
-        "versions": _VERSIONS,
+        "versions": {...: str},
         "targets": json_shapes.table(TARGET, _NAME),
-        "functions": json_shapes.table(
-            json_shapes.record({"function": _NAME, "variant": _VARIANT}, rest=json_shapes.anything), _NAME
-        ),
-        "weights": json_shapes.table(_weight),
+        "functions": json_shapes.table({"function": _NAME, "variant": _VARIANT, ...: object}, _NAME),
+        "weights": {...: _weight},
         "members": MEMBERS,
-    },
-    optional={
-        "weights_files": json_shapes.table(MEMBER, _FILE),
-        "base": json_shapes.record({"index": json_shapes.text, "sha256": json_shapes.sha256}),
-    },
+        "weights_files?": json_shapes.table(MEMBER, _FILE),
+        "base?": {"index": str, "sha256": json_shapes.sha256},
+    }
 )
 
 
@@ -228,9 +213,9 @@ def check_function(index: Mapping[str, Any], name: str) -> None:
     for which in ("in", "out"):
         if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
             raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
-    _check_named(f"{where}.exported", function["exported"], index["members"], "member")
-    if "description" in function:
-        _check_named(f"{where}.description", function["description"], index["members"], "member")
+    for key in ("exported", "description"):
+        if key in function:
+            _check_named(f"{where}.{key}", function[key], index["members"], "member")
     for key in ("inputs", "outputs"):
         for path, array in function.get("golden", {}).get(key, {}).items():
             _check_array(f"{where}.golden.{key}.{path}", array, index["members"])
@@ -306,20 +291,17 @@ def _check_place(where: str, array: Mapping[str, Any], files: Mapping[str, Any])
         raise ValueError(f"{where}: {array['aval']} ends after {end:,} bytes, behind the end of {array['file']}")
 
 
-def _is_call(tree: Tree) -> bool:
-    return tree.kind == "tuple" and [child.kind for child in tree.children] == ["tuple", "dict"]
-
-
 def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     leaves = [entry["leaf"] for entry in function["bind"]]
     if leaves != sorted(set(leaves)) or any(leaf >= len(function["in_avals"]) for leaf in leaves):
         raise ValueError(f"{where}: expected sorted numbers of {len(function['in_avals'])} arguments")
     if not leaves:
         return
-    if not _is_call(Tree.from_json(function["in_tree"])):
+    tree = Tree.from_json(function["in_tree"])
+    if tree.kind != "tuple" or [child.kind for child in tree.children] != ["tuple", "dict"]:
         raise ValueError(f"{where}: in_tree is not of (args, kwargs)")
     first = 0
-    for top in Tree.from_json(function["in_tree"]).children:
+    for top in tree.children:
         for argument in top.children:
             end = first + argument.num_leaves
             if bisect_left(leaves, end) - bisect_left(leaves, first) not in (0, end - first):

@@ -48,20 +48,19 @@ REFERRERS: Mapping[str, str] = {
 """What is said about a bundle, by how the name of its file ends -> the type of the artifact and of its layer."""
 
 SHA256 = json_shapes.matching("sha256:[0-9a-f]{64}", "a digest, sha256:...")
-DESCRIPTOR = json_shapes.record(
-    {"mediaType": json_shapes.text, "digest": SHA256, "size": json_shapes.count},
-    {"annotations": json_shapes.table(json_shapes.text)},
-    rest=json_shapes.anything,
+DESCRIPTOR = json_shapes.shape(
+    {"mediaType": str, "digest": SHA256, "size": int, "annotations?": {...: str}, ...: object}
 )
-INDEX = json_shapes.record({"manifests": json_shapes.array(DESCRIPTOR)}, rest=json_shapes.anything)
-MANIFEST = json_shapes.record(
+INDEX = json_shapes.shape({"manifests": [DESCRIPTOR], ...: object})
+MANIFEST = json_shapes.shape(
     {
-        "mediaType": json_shapes.constant(MANIFEST_TYPE),
+        "mediaType": MANIFEST_TYPE,
         "config": DESCRIPTOR,
-        "layers": json_shapes.array(DESCRIPTOR),
-    },
-    {"artifactType": json_shapes.text, "subject": DESCRIPTOR},
-    rest=json_shapes.anything,
+        "layers": [DESCRIPTOR],
+        "artifactType?": str,
+        "subject?": DESCRIPTOR,
+        ...: object,
+    }
 )
 """Shapes of a digest, of a descriptor, and of indexes and manifests that others wrote."""
 

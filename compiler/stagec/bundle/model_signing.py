@@ -31,26 +31,18 @@ _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _BESIDE = (".dsse.json", ".intoto.json", ".sbom.json", SUFFIX)
 _WHOLE = "."
 """The name of a model that is one file, which then may have any."""
-_RESOURCE = json_shapes.record(
-    {"name": json_shapes.text, "algorithm": json_shapes.constant("sha256"), "digest": json_shapes.sha256}
-)
-_STATEMENT = json_shapes.record(
+_STATEMENT = json_shapes.shape(
     {
-        "_type": json_shapes.constant("https://in-toto.io/Statement/v1"),
-        "predicateType": json_shapes.constant(PREDICATE_TYPE),
-        "predicate": json_shapes.record(
-            {
-                "serialization": json_shapes.record(
-                    {"method": json_shapes.constant("files"), "hash_type": json_shapes.constant("sha256")},
-                    rest=json_shapes.anything,
-                ),
-                "resources": json_shapes.array(_RESOURCE),
-            },
-            rest=json_shapes.anything,
-        ),
-        "subject": json_shapes.array(json_shapes.anything),
-    },
-    rest=json_shapes.anything,
+        "_type": "https://in-toto.io/Statement/v1",
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "serialization": {"method": "files", "hash_type": "sha256", ...: object},
+            "resources": [{"name": str, "algorithm": "sha256", "digest": json_shapes.sha256}],
+            ...: object,
+        },
+        "subject": [object],
+        ...: object,
+    }
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.bundle.attestation import MOST_ENVELOPES, SUFFIX, Statement
+from stagec.bundle.attestation import SUFFIX, Statement, numbered
 from stagec.bundle.dsse import LARGEST, Envelope
 from stagec.core.data import strict_json
 from stagec.core.telling.refusal import LoadError
@@ -20,22 +20,18 @@ if TYPE_CHECKING:
     from stagec.bundle.model_signing import SignedModel
 
 STATEMENT_SUFFIX, SBOM_SUFFIX = ".intoto.json", ".sbom.json"
-_HASH = json_shapes.record({"alg": json_shapes.text, "content": json_shapes.text})
-_COMPONENT = json_shapes.record({"hashes": json_shapes.array(_HASH)}, rest=json_shapes.anything)
-_SBOM = json_shapes.record(
+_SBOM = json_shapes.shape(
     {
-        "bomFormat": json_shapes.constant("CycloneDX"),
-        "metadata": json_shapes.record({"component": _COMPONENT}, rest=json_shapes.anything),
-    },
-    rest=json_shapes.anything,
+        "bomFormat": "CycloneDX",
+        "metadata": {"component": {"hashes": [{"alg": str, "content": str}], ...: object}, ...: object},
+        ...: object,
+    }
 )
 
 
 def names(bundle: str, suffix: str) -> Iterator[str]:
-    """Yield what files about a bundle are called: `models.aot.dsse.json`, then `models.aot.2.dsse.json`, and so on."""
-    stem = bundle if suffix == SUFFIX else bundle.removesuffix(".aot")
-    yield f"{stem}{suffix}"
-    yield from (f"{stem}.{number}{suffix}" for number in range(2, MOST_ENVELOPES + 1))
+    """Yield what files about a bundle are called: envelopes after it, others after its name without `.aot`."""
+    return numbered(bundle if suffix == SUFFIX else bundle.removesuffix(".aot"), suffix)
 
 
 def check(suffix: str, content: bytes, path: str, bundle: str, archive: Archive, digest: str) -> None:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -52,17 +52,20 @@ _ABSENT = "manifest unknown", "name unknown", "not found", "404"
 """What registries say of what they do not have."""
 _FATAL = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _LONGEST_REASON = 1000
-_PLATFORM = json_shapes.record({"architecture": json_shapes.text, "os": json_shapes.text}, rest=json_shapes.anything)
-_IMAGES = json_shapes.record(
+_IMAGES = json_shapes.shape(
     {
-        "mediaType": json_shapes.constant(layout.INDEX_TYPE),
-        "manifests": json_shapes.array(
-            json_shapes.record({"digest": layout.SHA256}, {"platform": _PLATFORM}, rest=json_shapes.anything)
-        ),
-    },
-    rest=json_shapes.anything,
+        "mediaType": layout.INDEX_TYPE,
+        "manifests": [
+            {
+                "digest": layout.SHA256,
+                "platform?": {"architecture": str, "os": str, ...: object},
+                ...: object,
+            }
+        ],
+        ...: object,
+    }
 )
-_TAGS = json_shapes.record({"Tags": json_shapes.array(json_shapes.text)}, rest=json_shapes.anything)
+_TAGS = json_shapes.shape({"Tags": [str], ...: object})
 
 
 class Reference(NamedTuple):
@@ -253,27 +256,20 @@ class Registry:
         unlisted = [tag for tag in self._tags(image) if tag.rpartition(".")[2] not in short]
         for tag in unlisted[:_MOST_REFERRERS]:
             there = image._replace(tag=tag, digest="")
-            try:
+            with _nothing_if_absent():  # it was taken out
                 raw = self._raw(there)
                 manifest = _parse(raw, layout.MANIFEST, str(there))
-            except StagecError as error:
-                if not _is_absent(error):
-                    raise
-                continue  # it was taken out
-            if tag == layout.referrer_tag(image.digest, _digest(raw)):
-                known: Descriptor = {key: manifest[key] for key in ("mediaType", "artifactType") if key in manifest}
-                tagged[_digest(raw)] = {**known, "digest": _digest(raw), "size": len(raw)}
+                if tag == layout.referrer_tag(image.digest, _digest(raw)):
+                    known: Descriptor = {key: manifest[key] for key in ("mediaType", "artifactType") if key in manifest}
+                    tagged[_digest(raw)] = {**known, "digest": _digest(raw), "size": len(raw)}
         return tagged
 
     def _tags(self, image: Reference) -> list[str]:
         """Return the tags of what is said about an image; none of a registry that lists no tags."""
         words = ["list-tags", f"--tls-verify={self._verify}", f"docker://{image.repository}"]
-        try:
+        raw = b'{"Tags": []}'
+        with _nothing_if_absent():
             raw = self._run(words, image.repository)
-        except StagecError as error:
-            if _is_absent(error):
-                return []
-            raise
         tags = _parse(raw, _TAGS, image.repository, _BESIDE)["Tags"]
         return [tag for tag in tags if tag.startswith(f"{_list_tag(image)}.")]
 
@@ -297,17 +293,15 @@ class Registry:
     def _write(self, tag: Reference, listed: Sequence[Descriptor]) -> None:
         """Write a list under a tag."""
         with tempfile.TemporaryDirectory(prefix="stagec-push-") as folder:
-            _write_list(Path(folder), layout.index_of(listed))
-            self._copy(f"oci:{folder}:list", f"docker://{tag}", "--multi-arch=index-only")
+            blobs: layout.Blobs = {}
+            write_links(Path(folder), Layout(layout.add(blobs, layout.INDEX_TYPE, layout.index_of(listed)), {}, blobs))
+            self._copy(f"oci:{folder}:{layout.IMAGE}", f"docker://{tag}", "--multi-arch=index-only")
 
     def _listed(self, tag: Reference) -> dict[str, Descriptor]:
         """Return the descriptors of a list of referrers by digest; none where the registry has no such tag."""
-        try:
+        raw = layout.index_of([])
+        with _nothing_if_absent():
             raw = self._raw(tag)
-        except StagecError as error:
-            if _is_absent(error):
-                return {}
-            raise
         return {descriptor["digest"]: descriptor for descriptor in _parse(raw, layout.INDEX, str(tag))["manifests"]}
 
     def _raw(self, source: Reference) -> bytes:
@@ -391,17 +385,6 @@ def write_links(folder: Path, image: Layout) -> None:
                 writing.file(parent, Path(path).name, content.pieces())
 
 
-def _write_list(folder: Path, listed: bytes) -> None:
-    """Write a layout with a list, as `list`."""
-    blobs: layout.Blobs = {}
-    entry = layout.add(blobs, layout.INDEX_TYPE, listed)
-    (folder / "blobs" / "sha256").mkdir(parents=True)
-    (folder / "blobs" / "sha256" / entry["digest"].removeprefix("sha256:")).write_bytes(listed)
-    tagged = {**entry, "annotations": {layout.REF_NAME: "list"}}
-    (folder / "index.json").write_bytes(layout.index_of([tagged]))
-    (folder / "oci-layout").write_bytes(layout.VERSION)
-
-
 def _is_index(raw: bytes) -> bool:
     """Whether a manifest is an index of several images."""
     with contextlib.suppress(ValueError):
@@ -468,6 +451,16 @@ def _foreign(manifest: Mapping[str, Any]) -> bool:
 
 def _list_tag(image: Reference) -> str:
     return layout.referrers_tag(image.digest)
+
+
+@contextlib.contextmanager
+def _nothing_if_absent() -> Iterator[None]:
+    """Leave the block, without an error, where a registry does not have what it asks for."""
+    try:
+        yield
+    except StagecError as error:
+        if not _is_absent(error):
+            raise
 
 
 def _is_absent(error: StagecError) -> bool:

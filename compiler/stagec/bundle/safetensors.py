@@ -36,14 +36,8 @@ _DTYPES = {
     "F8_E8M0": "f8_e8m0fnu",
 }
 _LENGTH = 8
-_ENTRY = json_shapes.record(
-    {
-        "dtype": json_shapes.constant(*_DTYPES),
-        "shape": json_shapes.array(json_shapes.count),
-        "data_offsets": json_shapes.array(json_shapes.count),
-    }
-)
-_HEADER = json_shapes.record({}, {"__metadata__": json_shapes.table(json_shapes.text)}, rest=_ENTRY)
+_ENTRY = json_shapes.shape({"dtype": json_shapes.constant(*_DTYPES), "shape": [int], "data_offsets": [int]})
+_HEADER = json_shapes.shape({"__metadata__?": {...: str}, ...: _ENTRY})
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import mmap
-import os
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TypeAlias
 
 from stagec.core.data import reading
 from stagec.core.data.reading import RegularFile
@@ -16,24 +14,6 @@ from stagec.core.telling.refusal import LoadError
 
 _PIECE = 1 << 20
 """Bytes that are read at once of what may be larger than memory."""
-
-
-class Source(Protocol):
-    """Bytes that are read in parts. size: how many there are."""
-
-    size: int
-
-    def read(self, start: int, size: int) -> bytes:
-        """Return a copy of `size` bytes from `start`. Raises LoadError when they are not there any more."""
-        ...
-
-    def copy(self, start: int, size: int) -> memoryview:
-        """Return the same at a page of memory, which devices use as it is."""
-        ...
-
-    def map(self, start: int, size: int) -> memoryview:
-        """Return the same without a copy."""
-        ...
 
 
 class Memory:
@@ -58,47 +38,36 @@ class Memory:
         return memoryview(self._data)[start : start + size]
 
 
-class File:
-    """A file, which stays open until this object is gone: one that is replaced by renaming is still read as it was.
-
-    Threads may read at the same time.
-    """
+class File(RegularFile):
+    """The file of an archive: an error is a LoadError, "not-found", "not-a-bundle", or "digest" where it changed."""
 
     def __init__(self, path: str) -> None:
-        """Open the file. Raises LoadError ("not-found", "not-a-bundle")."""
+        """Open the file. Raises LoadError, as all methods do."""
         self._path = path
         try:
-            self._file = RegularFile(path)
-        except FileNotFoundError:
-            raise LoadError("not-found", f"{path}: no such file") from None
+            super().__init__(path)
         except OSError as error:
             raise self._refusal(error) from error
-        self.size = self._file.size
 
     def read(self, start: int, size: int) -> bytes:
-        """Return a part. Raises LoadError: "digest" when the file became shorter, "not-found" when it is not read."""
+        """Return a part."""
         try:
-            return self._file.read(start, size)
+            return super().read(start, size)
         except OSError as error:
             raise self._refusal(error) from error
 
     def copy(self, start: int, size: int) -> memoryview:
-        """Return a part at a page of memory. Raises LoadError as `read` does."""
+        """Return a part at a page of memory."""
         try:
-            return self._file.copy(start, size)
+            return super().copy(start, size)
         except OSError as error:
             raise self._refusal(error) from error
 
-    def map(self, start: int, size: int) -> memoryview:
-        """Return a part, which starts at a page; it is mapped. Raises LoadError as `read` does."""
-        descriptor = self._file.descriptor
-        if os.fstat(descriptor).st_size < start + size:
-            raise LoadError("digest", f"{self._path}: it was cut off while it was open")
-        if not size:
-            return memoryview(b"")
+    def map(self, start: int = 0, size: int | None = None) -> memoryview:
+        """Return a part, which starts at a page; it is mapped."""
         try:
-            return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
-        except OSError as error:  # no memory, or as many mappings as a process may have
+            return super().map(start, size)
+        except OSError as error:
             raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> LoadError:
@@ -106,18 +75,21 @@ class File:
             return LoadError("digest", f"{self._path}: {error.strerror}")
         if isinstance(error, reading.NotRegularError):
             return LoadError("not-a-bundle", f"{self._path}: not a bundle: {error.strerror}")
-        return LoadError("not-found", f"{self._path}: cannot be read: {error.strerror}")
+        what = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        return LoadError("not-found", f"{self._path}: {what}")
 
 
-def in_pieces(source: Source | RegularFile, start: int, size: int) -> Iterator[bytes]:
+Source: TypeAlias = RegularFile | Memory
+"""Bytes that are read in parts."""
+
+
+def in_pieces(source: Source, start: int, size: int) -> Iterator[bytes]:
     """Yield a part of a source piece by piece: it may be larger than memory. Raises what its `read` raises."""
     for at in range(start, start + size, _PIECE):
         yield source.read(at, min(_PIECE, start + size - at))
 
 
-def sha256_of(
-    source: Source | RegularFile, start: int = 0, before: bytes = b"", after: bytes = b"", size: int | None = None
-) -> str:
+def sha256_of(source: Source, start: int = 0, before: bytes = b"", after: bytes = b"", size: int | None = None) -> str:
     """Return the SHA-256 (hex) of what a source has from `start` on, with other bytes before and after it.
 
     size: how many bytes of it; None: up to its end. Raises OSError.
@@ -129,41 +101,18 @@ def sha256_of(
     return state.hexdigest()
 
 
-class Pieces(Protocol):
-    """The content of a member that is read when it is written, piece by piece."""
-
-    @property
-    def sha256(self) -> str:
-        """Its SHA-256, in hex."""
-        ...
-
-    @property
-    def crc(self) -> int:
-        """Its CRC-32."""
-        ...
-
-    def __len__(self) -> int:
-        """How many bytes there are."""
-        ...
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the content. Raises ValueError or LoadError, at the end at the latest, when the digest is another."""
-        ...
-
-
-class Part:
-    """A part of a file that goes into an archive: read for its digest, and again when the archive is written.
+class Pieces:
+    """The content of a member that is read for its digest, and again when it is written, piece by piece.
 
     It is not kept in between: an array may be larger than memory, and of a thousand functions there are thousands of
     executables. It is not mapped either: a file that somebody cuts off under a mapping ends the process.
-    path: what to call the file. start: where the part is in it.
+    path: what to call it.
     """
 
-    def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
-        """opened: returns the file. start, size: of the part, in bytes."""
+    def __init__(self, path: str, size: int, read: Callable[[], Iterator[bytes]]) -> None:
+        """size: how many bytes. read: yields them."""
         self.path = path
-        self.start = start
-        self._opened, self._size = opened, size
+        self._size, self._of_source = size, read
 
     def __len__(self) -> int:
         """How many bytes there are."""
@@ -190,7 +139,7 @@ class Part:
 
     def _read(self) -> Iterator[bytes]:
         try:
-            yield from in_pieces(self._opened(), self.start, self._size)
+            yield from self._of_source()
         except (reading.ChangedError, FileNotFoundError):
             raise ValueError(f"{self.path} changed while it was read") from None
         except OSError as error:
@@ -203,6 +152,15 @@ class Part:
             state.update(piece)
             crc = zlib.crc32(piece, crc)
         return state.hexdigest(), crc
+
+
+class Part(Pieces):
+    """A part of a file. start: where it is in that."""
+
+    def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
+        """opened: returns the file. start, size: of the part, in bytes."""
+        super().__init__(path, size, lambda: in_pieces(opened(), start, size))
+        self.start = start
 
 
 class OnDisk(Part):

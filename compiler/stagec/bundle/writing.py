@@ -74,8 +74,12 @@ def gather(
     for full_name, exported in sorted(exports.items()):
         artifact, spec = full_name.removeprefix(f"{name}."), specs[full_name]
         given = (descriptions or {}).get(full_name)
-        described = _described(full_name, given, exported) if given else _undescribed((interfaces or {})[full_name])
-        versions = _versions(described)
+        if given:
+            described = _described(full_name, given, exported)
+        else:
+            described = {**(interfaces or {})[full_name], "bound": {}, "components": {}}
+        made_with = described["components"]  # an artifact of a StableHLO module has no jax
+        versions = {name: made_with[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in made_with}
         functions[artifact] = {
             "function": spec.name,
             "variant": spec.variant,
@@ -159,19 +163,17 @@ def _add_executables(
     targets: dict[str, Any],
 ) -> None:
     """Add executables to the members of a bundle, and to what its index says of functions and targets."""
-    for compiled in sorted(
-        (_compiled(name, member, exports) for member in executables), key=lambda compiled: compiled.order
-    ):
-        member, target_name = compiled.member, compiled.entry["target"]
-        if targets.setdefault(target_name, compiled.target) != compiled.target:
-            raise Inconsistent(f"{member.name}: other executables have another target {target_name!r}")
+    rows = [_entry_of(name, member, exports) for member in executables]
+    for artifact, entry, target, member in sorted(rows, key=lambda row: (row[0], index.order(row[1]))):
+        if targets.setdefault(entry["target"], target) != target:
+            raise Inconsistent(f"{member.name}: other executables have another target {entry['target']!r}")
         stem = member.name.removeprefix(f"{name}.")
         names = {
             "executable": members.add(f"{stem}.xla", member.executable),
             "description": members.add(f"{stem}.json", member.description),
             "stablehlo": members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
         }
-        functions[compiled.artifact]["executables"].append({**compiled.entry, **names})
+        functions[artifact]["executables"].append({**entry, **names})
 
 
 def _format(functions: Mapping[str, Any], with_files: bool) -> int:
@@ -234,14 +236,14 @@ def _golden(
     return rows
 
 
-_DESCRIPTION = json_shapes.record(
+_DESCRIPTION = json_shapes.shape(
     {
         **index.INTERFACE,
         "exported_sha256": json_shapes.sha256,
-        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.sha256})),
-        "bound": json_shapes.table(json_shapes.text),
-    },
-    rest=json_shapes.anything,
+        "components": {...: {"value": str, "sha256": json_shapes.sha256}},
+        "bound": {...: str},
+        ...: object,
+    }
 )
 
 
@@ -258,33 +260,13 @@ def _described(name: str, description: bytes, exported: Content) -> dict[str, An
     return data
 
 
-def _undescribed(interface: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of an exported artifact without a description."""
-    return {**interface, "bound": {}, "components": {}}
+def _entry_of(
+    name: str, member: Member, exports: Mapping[str, Content]
+) -> tuple[str, dict[str, Any], dict[str, Any], Member]:
+    """Return what the index says of an executable, without the names of members: artifact, entry, and target.
 
-
-def _versions(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of what made an exported artifact; one of a StableHLO module has no jax."""
-    rows = described["components"]
-    return {name: rows[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in rows}
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """An executable and what the index says of it; the rest of its description is not kept.
-
-    order: of the executables in a bundle. entry: as `index.executable_entry` makes it, without the names of members.
+    The rest of its description is not kept. Raises Inconsistent where that is not of this one, or of these exports.
     """
-
-    member: Member
-    artifact: str
-    order: tuple[Any, ...]
-    target: Mapping[str, Any]
-    entry: Mapping[str, Any]
-
-
-def _compiled(name: str, member: Member, exports: Mapping[str, Content]) -> _Compiled:
-    """Read the description of an executable. Raises Inconsistent where it is not of this one, or of these exports."""
     description = Description.from_json(member.description)
     artifact = description.artifact
     exported = exports.get(f"{name}.{artifact}")
@@ -297,4 +279,4 @@ def _compiled(name: str, member: Member, exports: Mapping[str, Content]) -> _Com
     if digest(member.stablehlo) != description.stablehlo_sha256:
         raise Inconsistent(f"{member.name}: the description is of another StableHLO module")
     entry = index.executable_entry(description, "", "", "")
-    return _Compiled(member, artifact, (artifact, index.order(entry)), index.target_entry(description), entry)
+    return artifact, entry, index.target_entry(description), member

@@ -1,9 +1,10 @@
 """The command line, `stagec COMMAND ...`: a module for each command, whose docstring says what it does.
 
-A module has `arguments`, which declares the command's options (`--json` is declared for all), and `run`, which does
-the work: it returns what is printed, with the exit status (`files.Answer`), or None. For a user's mistake it raises
-StagecError, or lets a Refusal of the loader pass. Every command imports what it needs when it runs, so that planning
-needs nothing but pydantic; of one that Bazel keeps a worker for, `preload` imports all that can be imported before.
+A module has `OPTIONS`, each as usage lines show it with what it is (`--json` is declared for all), and `run`, which
+does the work: it returns what is printed, with the exit status (`files.Answer`), or None. For a user's mistake it
+raises StagecError, or lets a Refusal of the loader pass. Every command imports what it needs when it runs, so that
+planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload` imports all that can be imported
+before.
 Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr), 1 for anything else: `explain` or `diff`
 found a difference, `verify` refuses.
 `verify` has 3 for a bundle that is whole, where it was given no key to check a signature with. 130 after Ctrl-C, 141
@@ -23,7 +24,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stagec.core.builds.version import VERSION
 from stagec.core.telling.errors import StagecError, missing_package, nearest, printable
@@ -127,6 +128,55 @@ def _module(command: str) -> ModuleType:
     return importlib.import_module(f"stagec.cli.{command.replace('-', '_')}")
 
 
+_EVERY = {"[--json]": "print the result as JSON on stdout"}
+"""Options of every command."""
+_WORKERS = {
+    "[--profile PROFILE]": "write the seconds of each phase to this file, as JSON",
+    "[--declared DECLARED]...": "a file that Bazel expects",
+}
+"""Options of a command that Bazel keeps a worker for."""
+
+
+def _declare(parser: argparse._ActionsContainer, usage: str, what: Any) -> None:
+    """Declare an option, as a usage line shows it.
+
+    What is in brackets may be left out, and repeated where dots follow: `[--key FILE]...` is a list, of lists where
+    there are several values. Of those with | between them only one is given.
+    what: a sentence for help, or keywords of argparse's (`options.value`); one for each of several with | between them.
+    """
+    if " | " in usage:
+        group = parser.add_mutually_exclusive_group(required=usage.startswith("("))
+        for each, of_it in zip(usage[1:-1].split(" | "), what, strict=True):
+            _declare(group, f"[{each}]", of_it)
+        return
+    optional, repeated = usage.startswith("["), usage.endswith("]...")
+    names, *values = usage[1 : -4 if repeated else -1].split() if optional else usage.split()
+    keywords: dict[str, Any] = dict(what if isinstance(what, Mapping) else {"help": what})
+    positional = not names.startswith("-")
+    if values and values[-1].startswith("..."):
+        any_number = optional if positional else values[0].startswith("[")
+        keywords["nargs"] = "*" if any_number else "+"
+        del values[-1]
+    elif len(values) > 1:
+        keywords["nargs"] = len(values)
+    elif positional and optional:
+        keywords["nargs"] = "?"
+    if positional:
+        parser.add_argument(names, **keywords)
+        return
+    if values:
+        shown = tuple(word.removeprefix("[") for word in values)
+        keywords["metavar"] = shown if len(shown) > 1 else shown[0]
+        if shown[0].startswith("{"):
+            keywords["choices"] = shown[0].strip("{}").split(",")
+    else:
+        keywords["action"] = "store_true"
+    if repeated:
+        more = "" if "may be repeated" in keywords["help"] else "; may be repeated"
+        keywords |= {"action": "append", "default": [], "help": f"{keywords['help']}{more}"}
+    parser.add_argument(*names.split("/"), required=not optional, **keywords)
+
+
 _UNWRITABLE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EPIPE
 _INTERRUPTED, _NOBODY_READS = 130, 141
 
@@ -194,11 +244,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         module = _module(name)
         subparser = parsers[name] = commands.add_parser(name, prog=f"stagec {name}", description=module.__doc__)
         subparser.words = given
-        subparser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
-        module.arguments(subparser)
-        if hasattr(module, "preload"):
-            subparser.add_argument("--profile", help="write the seconds of each phase to this file, as JSON")
-            subparser.add_argument("--declared", action="append", help="a file that Bazel expects; may be repeated")
+        for usage, what in (_EVERY | module.OPTIONS | (_WORKERS if hasattr(module, "preload") else {})).items():
+            _declare(subparser, usage, what)
         subparser.set_defaults(run=module.run)
     options, unknown = parser.parse_known_args(given)
     if unknown:

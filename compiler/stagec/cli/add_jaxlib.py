@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-
-from stagec.cli.files import Answer, Sums, read_text, write_parts, write_whole
-from stagec.cli.options import add_lists
+from stagec.cli.files import Answer, Options, Sums, read_text, write_parts, write_whole
 from stagec.core.telling.errors import blaming
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot); it stays as it is")
-    parser.add_argument("--output", required=True, help="where to write the bundle with more executables")
-    parser.add_argument("--statement", help="where to write its in-toto statement, which stagec sign takes")
-    parser.add_argument("--sbom", help="where to write the CycloneDX SBOM of what compiled them")
-    lists = {
-        "--target NAME": "a target to compile for (default: all that the bundle has executables for)",
-        "--key FILE": "a public key that is trusted: with one, the bundle must be signed",
-        "--signature FILE": "an envelope, or a signature of Model Signing (default: those beside the bundle)",
-        "--packages FILE": "an environment's packages.json, as rules/private/python_environment.py writes it",
-    }
-    add_lists(parser, lists)
+OPTIONS = {
+    "bundle": "the bundle (.aot); it stays as it is",
+    "--output OUTPUT": "where to write the bundle with more executables",
+    "[--statement STATEMENT]": "where to write its in-toto statement, which stagec sign takes",
+    "[--sbom SBOM]": "where to write the CycloneDX SBOM of what compiled them",
+    "[--target NAME]...": "a target to compile for (default: all that the bundle has executables for)",
+    "[--key FILE]...": "a public key that is trusted: with one, the bundle must be signed",
+    "[--signature FILE]...": "an envelope, or a signature of Model Signing (default: those beside the bundle)",
+    "[--packages FILE]...": "an environment's packages.json, as rules/private/python_environment.py writes it",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle import attestation, provenance, sbom, writing
     from stagec.bundle.archive import Archive, pieces
     from stagec.core.telling.progress import Progress

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from stagec.cli.files import Answer, write_whole
-from stagec.cli.options import add_manifest_import_roots
+from stagec.cli.files import Answer, Options, write_whole
+from stagec.cli.options import MANIFEST_IMPORT_ROOTS, value
+
+OPTIONS = {
+    "manifest": "the manifest (.toml), or the inputs that Bazel built for it",
+    "[--root ROOT]": value("folder that the manifest's path is relative to (default: this one)", "."),
+    **MANIFEST_IMPORT_ROOTS,
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("manifest", help="the manifest (.toml), or the inputs that Bazel built for it")
-    parser.add_argument(
-        "--root", default=".", help="folder that the manifest's path is relative to (default: this one)"
-    )
-    add_manifest_import_roots(parser)
-
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.core.telling.progress import Progress
     from stagec.reports import autotuning
 

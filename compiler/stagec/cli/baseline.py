@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 from pathlib import Path
 
-from stagec.cli.files import Answer, read, write_whole
-from stagec.cli.options import add_inventory
+from stagec.cli.files import Answer, Options, read, write_whole
+from stagec.cli.options import INVENTORY, value
 from stagec.core.telling.errors import Problem, StagecError
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("baseline", help="the baseline, a JSON file beside the manifest")
-    parser.add_argument("--update", action="store_true", help="write the baseline instead: accept what they take now")
-    add_inventory(parser)
-    parser.add_argument(
-        "--tolerances",
-        default="{}",
-        metavar="JSON",
-        help='by how much metrics may grow, such as {"predict": {"peak_memory": "2%%"}}',
-    )
-    parser.add_argument("--accept", metavar="COMMAND", help="the command that messages name (default: --update)")
-    parser.add_argument("--display-path", metavar="PATH", help="what messages call the baseline")
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "baseline": "the baseline, a JSON file beside the manifest",
+    "[--update]": "write the baseline instead: accept what they take now",
+    **INVENTORY,
+    "[--tolerances JSON]": value('by how much metrics may grow, such as {"predict": {"peak_memory": "2%%"}}', "{}"),
+    "[--accept COMMAND]": "the command that messages name (default: --update)",
+    "[--display-path PATH]": "what messages call the baseline",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import baselines, measurements
 
     archive = measurements.open_bundle(options.bundle)

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
 import time
+from argparse import SUPPRESS
 from typing import Any
 
-from stagec.cli.files import Answer
-from stagec.cli.options import at_least, more_than_0
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import at_least, more_than_0, value
 from stagec.cli.run import bucket
 
-_ONCE = "--start"
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[function ...]": "name of the function; of a variant, FUNCTION-VARIANT (default: all)",
+    "[--bucket DIM=SIZE ...]": value("only this bucket (default: all)", []),
+    "[--threads THREADS ...]": value(
+        "from how many threads at a time (default: 1, and as many as there are cores)", None, at_least(1)
+    ),
+    "[--seconds SECONDS]": value("how long a round takes (default: 0.5)", 0.5, more_than_0),
+    "[--rounds ROUNDS]": value("rounds of each measurement (default: 5)", 5, at_least(1)),
+    "[--starts STARTS]": value("new processes that load and call once (default: 5)", 5, at_least(0)),
+    "[--target TARGET]": "which of the bundle's targets to run (default: the best for this machine)",
+    "[--start]": SUPPRESS,
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument(
-        "function", nargs="*", help="name of the function; of a variant, FUNCTION-VARIANT (default: all)"
-    )
-    parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="only this bucket (default: all)")
-    parser.add_argument(
-        "--threads",
-        type=at_least(1),
-        nargs="+",
-        default=sorted({1, cores}),
-        help="from how many threads at a time (default: 1, and as many as there are cores)",
-    )
-    parser.add_argument("--seconds", type=more_than_0, default=0.5, help="how long a round takes (default: 0.5)")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds of each measurement (default: 5)")
-    parser.add_argument(
-        "--starts", type=at_least(0), default=5, help="new processes that load and call once (default: 5)"
-    )
-    parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
-    parser.add_argument(_ONCE, action="store_true", dest="once", help=argparse.SUPPRESS)
-
-
-def run(options: argparse.Namespace) -> Answer:
-    if options.once:
+def run(options: Options) -> Answer:
+    if options.start:
         return _start(options)
     from stagec.core.telling.progress import Progress
     from stagec.loader import latency, trials
@@ -49,6 +38,7 @@ def run(options: argparse.Namespace) -> Answer:
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
     sizes = bucket(options.bucket)
+    several = options.threads or sorted({1, len(os.sched_getaffinity(0))})
     bundle = load(options.bundle, options.target, policy="executable_only")
     every = (variant.name for function in bundle.values() for variant in function.variants.values() or [function])
     names = options.function or list(every)
@@ -58,11 +48,11 @@ def run(options: argparse.Namespace) -> Answer:
             function = trials.find(bundle, name)
             started = None
             if options.starts:
-                started = latency.starts(options.bundle, name, options.target, options.starts, _ONCE)
+                started = latency.starts(options.bundle, name, options.target, options.starts, "--start")
             calls = [
                 latency.measure(function, description, threads, options.rounds, options.seconds)
                 for description in latency.descriptions(function, sizes)
-                for threads in options.threads
+                for threads in several
             ]
             lines += latency.as_text(name, bundle.target, started, calls)
             told = [{**dataclasses.asdict(call), "spread": call.spread} for call in calls]
@@ -75,7 +65,7 @@ def run(options: argparse.Namespace) -> Answer:
     return Answer({**head, "functions": rows}, text)
 
 
-def _start(options: argparse.Namespace) -> Answer:
+def _start(options: Options) -> Answer:
     """Load, call once, and say the seconds of both and of imports, as JSON."""
     began = time.perf_counter()
     from stagec.loader import trials

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer, Sums, on_disk, read, read_text, read_weights, split, write_parts
-from stagec.cli.options import add_lists
+from stagec.cli.files import Answer, Options, Sums, on_disk, read, read_text, read_weights, split, write_parts
 from stagec.core.telling.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
@@ -16,27 +14,24 @@ if TYPE_CHECKING:
     from stagec.bundle.external import Description
     from stagec.core.builds.specs import FunctionSpec
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", required=True, help="the manifest's name")
-    parser.add_argument("--version", required=True, help="the manifest's version")
-    parser.add_argument("--output", required=True, help="where to write the bundle")
-    lists = {
-        "--export NAME=FILE=SPEC[=DESCRIPTION]": "an exported artifact, its function's spec and what it was made from",
-        "--executable NAME=FILE=DESCRIPTION=MODULE": "an executable, its description and its StableHLO module",
-        "--weights NAME=FILE": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
-        "--external-weights NAME=FILE.json": "one that stays beside the bundle, as stagec describe-weights has it",
-        "--serves jaxlib==VERSION": "a jaxlib of the fleet: without an executable of it, no bundle is written",
-        "--golden NAME=FILE": "golden inputs and outputs of the exported artifact NAME, as stagec golden writes them",
-    }
-    add_lists(parser, lists)
+OPTIONS = {
+    "--name NAME": "the manifest's name",
+    "--version VERSION": "the manifest's version",
+    "--output OUTPUT": "where to write the bundle",
+    "[--export NAME=FILE=SPEC[=DESCRIPTION]]...": "an exported artifact, its function's spec and what it was made from",
+    "[--executable NAME=FILE=DESCRIPTION=MODULE]...": "an executable, its description and its StableHLO module",
+    "[--weights NAME=FILE]...": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
+    "[--external-weights NAME=FILE.json]...": "one that stays beside the bundle, as stagec describe-weights has it",
+    "[--serves jaxlib==VERSION]...": "a jaxlib of the fleet: without an executable of it, no bundle is written",
+    "[--golden NAME=FILE]...": "golden inputs and outputs of the exported artifact NAME, as stagec golden writes them",
+}
 
 
 def preload() -> None:
     import stagec.bundle.writing  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.core.builds import specs
     from stagec.core.telling import phases
 

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer
-from stagec.cli.options import add_manifest_import_roots, add_weights
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import MANIFEST_IMPORT_ROOTS, WEIGHTS, value
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.core.builds.specs import ExecutableSpec
     from stagec.reports.inputs import Inputs
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("manifest", help="its manifest (.toml); functions are traced again, by the JAX of this Python")
-    parser.add_argument(
-        "function", nargs="*", help="functions to compare; of a variant, FUNCTION-VARIANT (default: all)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default: 0)")
-    add_manifest_import_roots(parser)
-    add_weights(parser)
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "manifest": "its manifest (.toml); functions are traced again, by the JAX of this Python",
+    "[function ...]": "functions to compare; of a variant, FUNCTION-VARIANT (default: all)",
+    "[--seed SEED]": value("of the random arguments (default: 0)", 0, int),
+    **MANIFEST_IMPORT_ROOTS,
+    **WEIGHTS,
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.core.builds.specs import CpuTarget
     from stagec.reports import inputs
 
@@ -55,7 +50,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _compared(
-    options: argparse.Namespace, planned: Inputs, name: str, export: str, spec: ExecutableSpec, threads: int
+    options: Options, planned: Inputs, name: str, export: str, spec: ExecutableSpec, threads: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each result of an executable, in order. threads: of both sides."""
     import numpy as np
@@ -63,6 +58,7 @@ def _compared(
     from stagec.bundle import safetensors
     from stagec.core.builds import specs
     from stagec.pjrt.arrays import dtype_of
+    from stagec.reports import inputs
 
     golden = {"bucket": dict(spec.bucket), "seed": options.seed, "inputs": None, "outputs": {}}
     function = dataclasses.replace(planned.exports[export], golden=golden)
@@ -77,7 +73,7 @@ def _compared(
         words += [f"--import-root={root}" for root in options.import_root]
         files = {bound["file"] for bound in function.bind.values()}
         words += [f"--weights={file}={Path(options.manifest).parent / file}" for file in sorted(files)]
-        _run(["golden", *words], {})
+        inputs.run(["golden", *words], sys.path)
         tensors = safetensors.read(folder / "golden")
         arrays = {
             path: np.frombuffer(tensor.read(), dtype_of(tensor.aval)).reshape(tuple(map(int, tensor.aval.shape)))
@@ -89,19 +85,9 @@ def _compared(
         words += [f"--inputs={folder / 'inputs.npz'}", f"--output={folder / 'results.npz'}"]
         words += [f"--weights={options.weights}"] if options.weights else []
         # Threads decide in which order a convolution adds: as many as the reference has.
-        _run(["run", *words], {"NPROC": str(threads)})
+        inputs.run(["run", *words], sys.path, {"NPROC": str(threads)})
         with np.load(folder / "results.npz") as results:
             for path in [path for path in arrays if path not in given]:
                 wanted, result = arrays[path], results[path]
                 equal = (result.shape, result.tobytes()) == (wanted.shape, wanted.tobytes())
                 yield {"executable": name, "path": path, "equal": equal}
-
-
-def _run(words: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Run another command in a process of its own: XLA reads its environment once."""
-    from stagec.core.builds import actions
-
-    env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
-    done = subprocess.run([*actions.command(), *words], env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise StagecError(Problem("", "", done.stderr.strip()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -12,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import read, read_text, write_whole
+from stagec.cli.files import Options, read, read_text, write_whole
+from stagec.cli.options import value
 from stagec.core.builds import naming
 from stagec.core.builds.specs import ExecutableSpec, executable_spec
 from stagec.core.telling import phases
@@ -21,35 +21,28 @@ from stagec.core.telling.errors import StagecError
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--spec", required=True, help="the executable's spec, a JSON file")
-    compiled = parser.add_mutually_exclusive_group(required=True)
-    compiled.add_argument("--exported", help="the exported artifact to compile")
-    compiled.add_argument("--jax-key", help="what JAX compiles, in its place: the file that stagec export wrote")
-    parser.add_argument("--lowered", help="what JAX lowered for devices, beside it: the file that stagec export wrote")
-    parser.add_argument("--output", help="where to write the executable")
-    parser.add_argument("--description", help="where to write its description, a JSON file")
-    parser.add_argument("--module", help="where to write the module for this target and bucket, a portable artifact")
-    parser.add_argument("--inventory", help="where to write its arrays, operations, exchanges and limits, a JSON file")
-    parser.add_argument("--components", help="where to write what it is made from, as JSON; this compiles nothing")
-    parser.add_argument("--stablehlo", help="where to write it as StableHLO text")
-    parser.add_argument("--hlo-before", help="where to write it as HLO text, before XLA optimizes it")
-    parser.add_argument("--hlo-after", help="where to write it as HLO text, after that; within its limits or not")
-    parser.add_argument(
-        "--hlo-proto", help="where to write that as XLA's HloModuleProto, with the elements of constants"
-    )
-    parser.add_argument("--ptx", help="where to write its kernels for NVIDIA devices as PTX, of which XLA makes code")
-    parser.add_argument("--timeline", help="where to write an estimate of what a device does when, as a trace")
-    parser.add_argument("--jax-entry", help="where to write the names that it has in JAX's compilation cache, as JSON")
-    parser.add_argument(
-        "--machine",
-        action="append",
-        default=[],
-        metavar="FINGERPRINT",
-        help="a machine to name it for there: what python -m stagec.jax_cache prints; may be repeated",
-    )
-    parser.add_argument("--label", default="", help="what messages call it: the label of a Bazel target")
+OPTIONS = {
+    "--spec SPEC": "the executable's spec, a JSON file",
+    "(--exported EXPORTED | --jax-key JAX_KEY)": (
+        "the exported artifact to compile",
+        "what JAX compiles, in its place: the file that stagec export wrote",
+    ),
+    "[--lowered LOWERED]": "what JAX lowered for devices, beside it: the file that stagec export wrote",
+    "[--output OUTPUT]": "where to write the executable",
+    "[--description DESCRIPTION]": "where to write its description, a JSON file",
+    "[--module MODULE]": "where to write the module for this target and bucket, a portable artifact",
+    "[--inventory INVENTORY]": "where to write its arrays, operations, exchanges and limits, a JSON file",
+    "[--components COMPONENTS]": "where to write what it is made from, as JSON; this compiles nothing",
+    "[--stablehlo STABLEHLO]": "where to write it as StableHLO text",
+    "[--hlo-before HLO_BEFORE]": "where to write it as HLO text, before XLA optimizes it",
+    "[--hlo-after HLO_AFTER]": "where to write it as HLO text, after that; within its limits or not",
+    "[--hlo-proto HLO_PROTO]": "where to write that as XLA's HloModuleProto, with the elements of constants",
+    "[--ptx PTX]": "where to write its kernels for NVIDIA devices as PTX, of which XLA makes code",
+    "[--timeline TIMELINE]": "where to write an estimate of what a device does when, as a trace",
+    "[--jax-entry JAX_ENTRY]": "where to write the names that it has in JAX's compilation cache, as JSON",
+    "[--machine FINGERPRINT]...": "a machine to name it for there: what python -m stagec.jax_cache prints",
+    "[--label LABEL]": value("what messages call it: the label of a Bazel target", ""),
+}
 
 
 def preload() -> None:
@@ -61,7 +54,7 @@ def preload() -> None:
     cpu.find_code()
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     from stagec.backends.compilation import backend
 
     spec = executable_spec(read_text(options.spec))
@@ -84,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
         raise error.of(options.label) from error
 
 
-def _write_entry(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes) -> None:
+def _write_entry(options: Options, spec: ExecutableSpec, serialized: bytes) -> None:
     from stagec.core.builds import jax_entries
     from stagec.stages.building import compile_for_jax
 
@@ -93,25 +86,27 @@ def _write_entry(options: argparse.Namespace, spec: ExecutableSpec, serialized: 
     write_whole(options.jax_entry, jax_entries.to_json(entries).encode())
 
 
-def _write_texts(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
+def _write_texts(options: Options, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
         from stagec.stages import building
 
     if options.stablehlo or options.hlo_before:
         _, lowered = building.lower(serialized, spec, lowered_for)
-        for path, dialect in ((options.stablehlo, "stablehlo"), (options.hlo_before, "hlo")):
-            if path:
-                write_whole(path, lowered.as_text(dialect).encode())
+        _write(options.stablehlo, lambda: lowered.as_text("stablehlo").encode())
+        _write(options.hlo_before, lambda: lowered.as_text("hlo").encode())
     if options.hlo_after or options.hlo_proto or options.timeline or options.ptx:
         compiled, ptx = _optimized(building.optimize, serialized, spec, lowered_for)
-        if options.hlo_after:
-            write_whole(options.hlo_after, compiled.as_text().encode())
-        if options.hlo_proto:
-            write_whole(options.hlo_proto, compiled.optimized.as_serialized_hlo_module_proto())
-        if options.timeline:
-            write_whole(options.timeline, _timeline(compiled, spec).encode())
-        if options.ptx:
-            write_whole(options.ptx, ptx.encode())
+        _write(options.hlo_after, lambda: compiled.as_text().encode())
+        _write(options.hlo_proto, compiled.optimized.as_serialized_hlo_module_proto)
+        _write(options.timeline, lambda: _timeline(compiled, spec).encode())
+        _write(options.ptx, ptx.encode)
+
+
+def _write(path: str | None, content: Callable[[], bytes | None]) -> None:
+    """Write a file that was asked for, unless there is nothing to write."""
+    data = content() if path else None
+    if path and data is not None:
+        write_whole(path, data)
 
 
 def _optimized(
@@ -138,7 +133,7 @@ def _timeline(compiled: Compiled, spec: ExecutableSpec) -> str:
     return timelines.of(name, compiled.as_text(), compiled.description, hardware)
 
 
-def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
+def _write_executable(options: Options, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
         from stagec.stages import inventory
         from stagec.stages.building import compile_exported
@@ -149,13 +144,10 @@ def _write_executable(options: argparse.Namespace, spec: ExecutableSpec, seriali
     late = advice(spec, time.monotonic() - started)
     if late:
         print(dataclasses.replace(late, label=options.label), file=sys.stderr)
-    if options.output:
-        write_whole(options.output, compiled.executable)
-    if options.description:
-        write_whole(options.description, compiled.description.to_json().encode())
-    if options.inventory and compiled.inventory is not None:
-        write_whole(options.inventory, inventory.to_json(compiled.inventory).encode())
-    if options.module and compiled.stablehlo is not None:
-        write_whole(options.module, compiled.stablehlo)
+    items = compiled.inventory
+    _write(options.output, lambda: compiled.executable)
+    _write(options.description, lambda: compiled.description.to_json().encode())
+    _write(options.inventory, lambda: None if items is None else inventory.to_json(items).encode())
+    _write(options.module, lambda: compiled.stablehlo)
     if options.json:
         sys.stdout.write(compiled.description.to_json())

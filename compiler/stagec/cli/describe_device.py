@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-
-from stagec.cli.files import Answer, write_whole
+from stagec.cli.files import Answer, Options, write_whole
 from stagec.core.telling.errors import Problem, StagecError
 
+OPTIONS = {
+    "[--output OUTPUT]": "write the description to this file instead of stdout",
+}
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", help="write the description to this file instead of stdout")
 
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.backends.compilation import CannotCompile
     from stagec.backends.cuda import local_cuda, nvidia
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 
-from stagec.cli.files import Answer, write_whole
+from stagec.cli.files import Answer, Options, write_whole
 from stagec.core.telling.errors import blaming
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("weights", help="a safetensors file")
-    parser.add_argument("--output", required=True, help="where to write the description, a JSON file")
+OPTIONS = {
+    "weights": "a safetensors file",
+    "--output OUTPUT": "where to write the description, a JSON file",
+}
 
 
 def preload() -> None:
     import stagec.bundle.external  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle import external
 
     with blaming(options.weights, what="not a safetensors file: "):

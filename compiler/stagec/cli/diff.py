@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options
 
-from stagec.cli.files import Answer
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", help="a bundle (.aot)")
-    parser.add_argument("second", help="another")
+OPTIONS = {
+    "first": "a bundle (.aot)",
+    "second": "another",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import comparison
 
     report = comparison.compare(options.first, options.second)

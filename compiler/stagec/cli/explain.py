@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from stagec.cli.files import Answer, split
-from stagec.cli.options import add_lists, add_manifest_import_roots, add_plugins
+from stagec.cli.files import Answer, Options, split
+from stagec.cli.options import MANIFEST_IMPORT_ROOTS, PLUGINS
+
+OPTIONS = {
+    "first": "a bundle (.aot), executable (.xla), exported artifact (.exported) or description (.json); or a "
+    "manifest (.toml) for what would be built now",
+    "second": "another artifact of the same kind, a bundle that has one, or a manifest",
+    **MANIFEST_IMPORT_ROOTS,
+    **PLUGINS,
+    "[--environment NAME=PYTHON=PATH]...": "an environment that compiles executables of the inputs that a "
+    "Bazel target names: Python, and its path",
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    what = "a bundle (.aot), executable (.xla), exported artifact (.exported) or description (.json)"
-    parser.add_argument("first", help=f"{what}; or a manifest (.toml) for what would be built now")
-    parser.add_argument("second", help="another artifact of the same kind, a bundle that has one, or a manifest")
-    add_manifest_import_roots(parser)
-    add_plugins(parser)
-    what = "an environment that compiles executables of the inputs that a Bazel target names: Python, and its path"
-    add_lists(parser, {"--environment NAME=PYTHON=PATH": what})
-
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import explanation
 
     # What a plugin's executables are made from is its version too; but tracing would import it, and show that.

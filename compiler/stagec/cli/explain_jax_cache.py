@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from stagec.cli.files import Answer, read_text
+from stagec.cli.files import Answer, Options, read_text
 from stagec.core.builds import jax_entries
 from stagec.core.telling.errors import Problem, StagecError
 
+OPTIONS = {
+    "log": "what the program writes to stderr with JAX_LOGGING_LEVEL=DEBUG",
+    "folder": "the folder that aot_jax_cache wrote",
+}
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", help="what the program writes to stderr with JAX_LOGGING_LEVEL=DEBUG")
-    parser.add_argument("folder", help="the folder that aot_jax_cache wrote")
 
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import jax_misses
 
     index = str(Path(options.folder, jax_entries.INDEX))

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-
-from stagec.cli.files import Answer
+from stagec.cli.files import Answer, Options
 from stagec.core.telling.errors import Problem, StagecError
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="a bundle (.aot)")
-    parser.add_argument("--function", action="append", metavar="NAME", help="one signature; may be repeated")
-    parser.add_argument("--target", metavar="NAME", help="the target to run, as for stagec.load")
-    parser.add_argument(
-        "--executable-only", action="store_true", help="as policy='executable_only' of stagec.load: compile nothing"
-    )
+OPTIONS = {
+    "bundle": "a bundle (.aot)",
+    "[--function NAME]...": "one signature",
+    "[--target NAME]": "the target to run, as for stagec.load",
+    "[--executable-only]": "as policy='executable_only' of stagec.load: compile nothing",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.core.telling.refusal import LoadError
     from stagec.loader import serving
     from stagec.loader.selection import Policy
@@ -29,7 +25,7 @@ def run(options: argparse.Namespace) -> Answer:
         what = str(error).removeprefix(f"{options.bundle}: ")
         raise StagecError(Problem(options.bundle, "", f"{what} ({error.code})")) from error
     known = [selection.function for selection in selections]
-    for name in options.function or ():
+    for name in options.function:
         if name not in known:
             raise StagecError(Problem(options.bundle, "", f"no function {name!r}", f"write one of {', '.join(known)}"))
     selections = [

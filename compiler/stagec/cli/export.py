@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import sys
 
-from stagec.cli.files import Answer, digest, read_text, write_whole
-from stagec.cli.options import add_import_roots, add_sources, telling_unread
+from stagec.cli.files import Answer, Options, digest, read_text, write_whole
+from stagec.cli.options import IMPORT_ROOTS, SOURCES, telling_unread
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--spec", required=True, help="the function's spec, a JSON file")
-    parser.add_argument("--output", help="where to write the exported artifact")
-    parser.add_argument("--lowered", help="where to write what JAX lowers for the devices of the targets")
-    parser.add_argument("--description", help="where to write what it was made from, a JSON file")
-    parser.add_argument("--debug-output", help="where to write the module with source locations, as text")
-    parser.add_argument("--jax-key", help="where to write what JAX looks an executable up by in its compilation cache")
-    parser.add_argument("--executable", help="the spec of that executable, a JSON file")
-    parser.add_argument(
-        "--committed",
-        action="append",
-        metavar="POSITIONS",
-        help='arguments on a device that the program chose, such as "0,2", or "none"; may be repeated (default: none)',
-    )
-    parser.add_argument("--jaxpr", help="where to write the function's jaxpr, as text")
-    add_import_roots(parser)
-    add_sources(parser)
-
-
-def _positions(way: str) -> list[int]:
-    return [] if way == "none" else [int(position) for position in way.split(",")]
+OPTIONS = {
+    "--spec SPEC": "the function's spec, a JSON file",
+    "[--output OUTPUT]": "where to write the exported artifact",
+    "[--lowered LOWERED]": "where to write what JAX lowers for the devices of the targets",
+    "[--description DESCRIPTION]": "where to write what it was made from, a JSON file",
+    "[--debug-output DEBUG_OUTPUT]": "where to write the module with source locations, as text",
+    "[--jax-key JAX_KEY]": "where to write what JAX looks an executable up by in its compilation cache",
+    "[--executable EXECUTABLE]": "the spec of that executable, a JSON file",
+    "[--committed POSITIONS]...": 'arguments on a device that the program chose, such as "0,2", or "none"; '
+    "may be repeated (default: none)",
+    "[--jaxpr JAXPR]": "where to write the function's jaxpr, as text",
+    **IMPORT_ROOTS,
+    **SOURCES,
+}
 
 
 def preload() -> None:
@@ -48,12 +39,12 @@ def preload() -> None:
         warming.warm()
 
 
-def run(options: argparse.Namespace) -> Answer | None:
+def run(options: Options) -> Answer | None:
     with telling_unread(options):
         return _export(options)
 
 
-def _export(options: argparse.Namespace) -> Answer | None:
+def _export(options: Options) -> Answer | None:
     from stagec.core.builds import specs
     from stagec.core.telling import phases
 
@@ -62,7 +53,7 @@ def _export(options: argparse.Namespace) -> Answer | None:
         from stagec.frontends import jax
 
         executable = specs.executable_spec(read_text(options.executable))
-        ways = [_positions(way) for way in options.committed or ["none"]]
+        ways = [[] if way == "none" else [*map(int, way.split(","))] for way in options.committed or ["none"]]
         keys = jax.jax_keys(spec, executable, options.import_root, ways)
         write_whole(options.jax_key, b"".join(key.to_bytes() for key in keys))
         return None

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options, Sums, write_below
+from stagec.core.telling.errors import Problem, StagecError, nearest
 
-from stagec.cli.files import Answer, Sums, write_below
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument(
-        "member", nargs="*", help="name of a member, as inspect lists them (default: all, and the index)"
-    )
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write them to")
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[member ...]": "name of a member, as inspect lists them (default: all, and the index)",
+    "--output FOLDER": "folder to write them to",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
-    from stagec.bundle import extraction
-    from stagec.bundle.archive import Archive
+def run(options: Options) -> Answer:
+    from stagec.bundle.archive import INDEX, Archive
 
-    written = {}
-    for name, pieces in extraction.select(Archive(options.bundle), options.member).items():
-        written[name] = Sums()
-        write_below(options.output, name, written[name].of(pieces))
+    archive = Archive(options.bundle)
+    members = [INDEX, *archive.index["members"]]
+    wanted = options.member or members
+    problems = [
+        Problem(archive.path, "", f"there is no member {name!r}", nearest(name, members))
+        for name in wanted
+        if name not in members
+    ]
+    if problems:
+        raise StagecError(*problems)
+    wanted = sorted(dict.fromkeys(wanted), key=INDEX.__ne__)
+    for name in wanted:
+        if name != INDEX:
+            archive.check(name)
+    written = {name: Sums() for name in wanted}
+    for name, sums in written.items():  # checked again while they are read
+        write_below(options.output, name, sums.of([archive[INDEX]] if name == INDEX else archive.pieces(name)))
     text = "".join(f"{sums.size:>12,} bytes  {name}\n" for name, sums in written.items())
     return Answer({name: sums.to_plain() for name, sums in written.items()}, text)

@@ -1,7 +1,8 @@
-"""What commands of the command line read, write and print."""
+"""What commands of the command line are given, read, write and print."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import json
@@ -9,7 +10,7 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from stagec.core.data import reading, writing
 from stagec.core.telling.errors import Problem, StagecError, blaming, printable
@@ -17,6 +18,9 @@ from stagec.core.telling.errors import Problem, StagecError, blaming, printable
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor
     from stagec.bundle.sources import OnDisk
+
+Options: TypeAlias = argparse.Namespace
+"""What a command is given: a value of each of its `OPTIONS`."""
 
 
 def write_whole(path: str, data: bytes) -> None:

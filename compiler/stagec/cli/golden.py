@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 from collections.abc import Iterator
 
-from stagec.cli.files import Answer, read, read_arrays, read_text, read_weights, write_parts
-from stagec.cli.options import add_import_roots, add_lists, add_sources, telling_unread
+from stagec.cli.files import Answer, Options, read, read_arrays, read_text, read_weights, write_parts
+from stagec.cli.options import IMPORT_ROOTS, SOURCES, telling_unread
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--spec", required=True, help="the function's spec, a JSON file")
-    parser.add_argument("--exported", required=True, help="its exported artifact")
-    parser.add_argument("--description", required=True, help="what that was made from")
-    parser.add_argument("--output", required=True, help="where to write the arrays, a safetensors file")
-    what = "a safetensors file that arguments are bound to; NAME is its path in the manifest"
-    add_lists(parser, {"--weights NAME=FILE": what})
-    parser.add_argument("--inputs", metavar="FILE.npz", help="the file of inputs that the spec names, if it does")
-    parser.add_argument(
-        "--on-cpu-of", metavar="SPEC", help="the spec of an executable: let JAX compile for the CPU of its target"
-    )
-    add_import_roots(parser)
-    add_sources(parser)
+OPTIONS = {
+    "--spec SPEC": "the function's spec, a JSON file",
+    "--exported EXPORTED": "its exported artifact",
+    "--description DESCRIPTION": "what that was made from",
+    "--output OUTPUT": "where to write the arrays, a safetensors file",
+    "[--weights NAME=FILE]...": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
+    "[--inputs FILE.npz]": "the file of inputs that the spec names, if it does",
+    "[--on-cpu-of SPEC]": "the spec of an executable: let JAX compile for the CPU of its target",
+    **IMPORT_ROOTS,
+    **SOURCES,
+}
 
 
 def preload() -> None:
@@ -34,7 +30,7 @@ def preload() -> None:
     frontend.preload()
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     with telling_unread(options):
         return _golden(options)
 
@@ -55,7 +51,7 @@ def _on_cpu_of(file: str | None) -> Iterator[None]:
         yield
 
 
-def _golden(options: argparse.Namespace) -> Answer:
+def _golden(options: Options) -> Answer:
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
     from stagec.core.builds import specs

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, on_disk, read, split, write_below
-from stagec.cli.options import add_lists
+from stagec.cli.files import Answer, Options, on_disk, read, split, write_below
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.bundle.containers import Server
     from stagec.bundle.layout import FileOf, Layout
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_content(parser)
-    add_container(parser)
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write the layout")
-
-
-def add_content(parser: argparse.ArgumentParser) -> None:
-    """Declare what is in an image, of a command that makes one."""
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    what = "a file of weights beside the bundle, by its name in it (default: beside the bundle)"
-    lists = {"--weights-file NAME=FILE": what, "--statement": "its in-toto statement", "--signature": "an envelope"}
-    add_lists(parser, lists)
-    parser.add_argument("--jax-cache", metavar="FILE", help="JAX's compilation cache: what jax-cache --layer wrote")
-    parser.add_argument("--sbom", help="its SBOM")
-
-
-def add_container(parser: argparse.ArgumentParser) -> None:
-    """Declare which of the two images it is."""
-    what = "a container image, which every container runtime mounts and FROM takes (default: an image of ModelPack)"
-    parser.add_argument("--container", action="store_true", help=what)
-    what = (
-        "with --packages: the image layout that has Python, on which a container image is made that serves the bundle"
-    )
-    parser.add_argument("--base", metavar="FOLDER", help=what)
-    what = "where stagec and its extra `serve` are installed: pip install --target FOLDER"
-    parser.add_argument("--packages", metavar="FOLDER", help=what)
+CONTENT = {
+    "bundle": "the bundle (.aot)",
+    "[--weights-file NAME=FILE]...": "a file of weights beside the bundle, by its name in it (default: beside the "
+    "bundle)",
+    "[--statement STATEMENT]...": "its in-toto statement",
+    "[--signature SIGNATURE]...": "an envelope",
+    "[--jax-cache FILE]": "JAX's compilation cache: what jax-cache --layer wrote",
+    "[--sbom SBOM]": "its SBOM",
+}
+"""What is in an image, of a command that makes one."""
+CONTAINER = {
+    "[--container]": "a container image, which every container runtime mounts and FROM takes "
+    "(default: an image of ModelPack)",
+    "[--base FOLDER]": "with --packages: the image layout that has Python, on which a container "
+    "image is made that serves the bundle",
+    "[--packages FOLDER]": "where stagec and its extra `serve` are installed: pip install --target FOLDER",
+}
+"""Which of the two images it is."""
+OPTIONS = {**CONTENT, **CONTAINER, "--output FOLDER": "where to write the layout"}
 
 
-def chosen(options: argparse.Namespace) -> Layout:
-    """Return the image that the options of a command with `add_container` describe. Raises StagecError."""
+def chosen(options: Options) -> Layout:
+    """Return the image that the options of a command with `CONTAINER` describe. Raises StagecError."""
     from stagec.bundle.containers import Base, Server
     from stagec.bundle.layout import FolderOf
 
@@ -56,8 +46,8 @@ def chosen(options: argparse.Namespace) -> Layout:
     return layout_of(options, True, Server(Base.read(options.base), FolderOf.of(options.packages)))
 
 
-def layout_of(options: argparse.Namespace, container: bool, server: Server | None = None) -> Layout:
-    """Return the image that the options of `add_content` describe. Raises StagecError.
+def layout_of(options: Options, container: bool, server: Server | None = None) -> Layout:
+    """Return the image that the options of `CONTENT` describe. Raises StagecError.
 
     container: whether it is a container image, not one of ModelPack. server: what serves the bundle in it, if any.
     """
@@ -109,7 +99,7 @@ def _file_of(path: str) -> FileOf:
     return FileOf(path, content.sha256, len(content))
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     image = chosen(options)
     for path, content in image.files().items():
         write_below(options.output, path, [content] if isinstance(content, bytes) else content.pieces())

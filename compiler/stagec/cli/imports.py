@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from stagec.cli.files import read_text, write_whole
-from stagec.cli.options import add_import_roots, add_lists
+from stagec.cli.files import Options, read_text, write_whole
+from stagec.cli.options import IMPORT_ROOTS
+
+OPTIONS = {
+    "--names FILE": "the names of the files, one a line",
+    "[--function FILE MODULE]...": "where to write what a module looks for, with all that it imports; MODULE "
+    "may be several, with commas between",
+    **IMPORT_ROOTS,
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--names", required=True, metavar="FILE", help="the names of the files, one a line")
-    what = (
-        "where to write what a module looks for, with all that it imports; MODULE may be several, with commas between"
-    )
-    add_lists(parser, {"--function FILE MODULE": what})
-    add_import_roots(parser)
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     from stagec.core.builds import imports
 
     paths = read_text(options.names).splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -11,36 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import value
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.manifest.inference import Function
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "functions", nargs="+", metavar="FILE.py:FUNCTION", help="what to build, such as models/net.py:predict"
-    )
-    parser.add_argument(
-        "--name", help="what the manifest calls the function, if it has another one of its name (default: its own)"
-    )
-    parser.add_argument(
-        "--args", metavar="TOML", help='the positional arguments, as in a manifest: \'[{ w = "f32[3]" }, "f32[n,3]"]\''
-    )
-    parser.add_argument(
-        "--workspace",
-        metavar="FOLDER",
-        help="the workspace, which may be empty; FILE.py is relative to it (default: the one that this folder is in)",
-    )
-    parser.add_argument(
-        "--stagec",
-        metavar="FOLDER",
-        help="the checkout of stagec that the workspace uses (default: this one, or ../stagec)",
-    )
+OPTIONS = {
+    "functions ...": value("what to build, such as models/net.py:predict", metavar="FILE.py:FUNCTION"),
+    "[--name NAME]": "what the manifest calls the function, if it has another one of its name (default: its own)",
+    "[--args TOML]": 'the positional arguments, as in a manifest: \'[{ w = "f32[3]" }, "f32[n,3]"]\'',
+    "[--workspace FOLDER]": "the workspace, which may be empty; FILE.py is relative to it (default: the one that "
+    "this folder is in)",
+    "[--stagec FOLDER]": "the checkout of stagec that the workspace uses (default: this one, or ../stagec)",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.manifest import inference, workspace
 
     # Without "..", for files are looked for below it.

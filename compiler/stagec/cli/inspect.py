@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import value
 
-from stagec.cli.files import Answer
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--flat", action="store_true", help="list arguments and results in the order of the leaves, without their paths"
-    )
-    code = parser.add_mutually_exclusive_group()
-    code.add_argument("--ptx", default="", metavar="KERNEL", help="print that kernel of PTX alone")
-    code.add_argument("--sass", default="", metavar="KERNEL", help="print the instructions of a kernel, by nvdisasm")
-    what = "a bundle (.aot), an executable (.xla), an exported artifact (.exported), a description (.json)"
-    parser.add_argument("file", help=f"{what} or kernels for NVIDIA devices (.ptx)")
+OPTIONS = {
+    "[--flat]": "list arguments and results in the order of the leaves, without their paths",
+    "[--ptx KERNEL | --sass KERNEL]": (
+        value("print that kernel of PTX alone", ""),
+        value("print the instructions of a kernel, by nvdisasm", ""),
+    ),
+    "file": "a bundle (.aot), an executable (.xla), an exported artifact (.exported), a description (.json) or kernels "
+    "for NVIDIA devices (.ptx)",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import inspection
 
     report = inspection.inspect(options.file, options.ptx, options.sass)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import tarfile
 from pathlib import Path
 
-from stagec.cli.files import Answer, read, read_text, split, write_below, write_whole
+from stagec.cli.files import Answer, Options, read, read_text, split, write_below, write_whole
+from stagec.cli.options import value
 from stagec.core.builds import jax_entries
 from stagec.core.telling.errors import Problem, StagecError
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--manifest", default="", help="what messages call the manifest")
-    parser.add_argument(
-        "--entry",
-        action="append",
-        default=[],
-        metavar="NAME=ENTRY=EXECUTABLE",
-        help="an executable of the manifest, and the two files that stagec compile --jax-key wrote; may be repeated",
-    )
-    parser.add_argument("--layer", metavar="FILE", help="where to write the folder as a .tar file, for an image")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="the folder to write")
+OPTIONS = {
+    "[--manifest MANIFEST]": value("what messages call the manifest", ""),
+    "[--entry NAME=ENTRY=EXECUTABLE]...": "an executable of the manifest, and the two files that stagec "
+    "compile --jax-key wrote",
+    "[--layer FILE]": "where to write the folder as a .tar file, for an image",
+    "--output FOLDER": "the folder to write",
+}
 
 
 def _tar(folder: Path, name: str) -> bytes:
@@ -37,7 +32,7 @@ def _tar(folder: Path, name: str) -> bytes:
     return content.getvalue()
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     owners: dict[str, str] = {}
     entries = []
     Path(options.output).mkdir(parents=True, exist_ok=True)

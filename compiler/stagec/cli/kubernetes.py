@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options, split
+from stagec.cli.image import CONTENT, layout_of
+from stagec.cli.options import value
 
-from stagec.cli.files import Answer, split
-from stagec.cli.image import add_content, layout_of
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_content(parser)
-    parser.add_argument("image", help="where the container image is, as of `push --container`: registry/repository:tag")
-    what = "the image that has stagec with its extra `serve`"
-    parser.add_argument("--server", required=True, metavar="IMAGE", help=what)
-    what = "a ServingRuntime and an InferenceService (default: a Pod)"
-    parser.add_argument("--kserve", action="store_true", help=what)
-    parser.add_argument("--name", default="", help="of what is made (default: the bundle's)")
-    what = "what the container takes of the node, such as nvidia.com/gpu=1; may be repeated"
-    parser.add_argument("--limit", action="append", default=[], metavar="RESOURCE=COUNT", help=what)
+OPTIONS = {
+    **CONTENT,
+    "image": "where the container image is, as of `push --container`: registry/repository:tag",
+    "--server IMAGE": "the image that has stagec with its extra `serve`",
+    "[--kserve]": "a ServingRuntime and an InferenceService (default: a Pod)",
+    "[--name NAME]": value("of what is made (default: the bundle's)", ""),
+    "[--limit RESOURCE=COUNT]...": "what the container takes of the node, such as nvidia.com/gpu=1",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle.archive import Archive
     from stagec.bundle.kubernetes import manifests
     from stagec.bundle.registry import Reference

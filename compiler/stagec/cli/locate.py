@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from stagec.cli.files import Answer
+from stagec.cli.files import Answer, Options
 from stagec.core.telling.errors import blaming
 
+OPTIONS = {
+    "file": "the module with source locations (.debug.mlir)",
+    "text": "name of an operation, such as jit(f)/tanh, or the whole message of an error",
+}
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help="the module with source locations (.debug.mlir)")
-    parser.add_argument("text", help="name of an operation, such as jit(f)/tanh, or the whole message of an error")
 
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.stages import locations
 
     with blaming(options.file, "give a file of output group debug"):

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from stagec.cli.files import write_whole
+from stagec.cli.files import Options, write_whole
+
+OPTIONS = {
+    "manifest": "the manifest, a TOML file",
+    "[--display-path DISPLAY_PATH]": "name of the manifest in messages and in the plan (default: as given)",
+    "[--output OUTPUT]": "write the plan as JSON to this file",
+    "[--target-files TARGET_FILES]": "write the files that the manifest's targets name to this file, one a line",
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("manifest", help="the manifest, a TOML file")
-    parser.add_argument("--display-path", help="name of the manifest in messages and in the plan (default: as given)")
-    parser.add_argument("--output", help="write the plan as JSON to this file")
-    parser.add_argument(
-        "--target-files", help="write the files that the manifest's targets name to this file, one a line"
-    )
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     from stagec.manifest import describe, load_manifest, plan, target_files
 
     if options.target_files:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options, write_whole
+from stagec.cli.options import value
 
-from stagec.cli.files import Answer, write_whole
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="a .profile.json file, a folder with some, or what Bazel's --build_event_json_file wrote",
-    )
-    parser.add_argument("--trace", metavar="FILE", help="write the actions in time, as a trace that Perfetto opens")
+OPTIONS = {
+    "paths ...": value(
+        "a .profile.json file, a folder with some, or what Bazel's --build_event_json_file wrote", metavar="PATH"
+    ),
+    "[--trace FILE]": "write the actions in time, as a trace that Perfetto opens",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import profiles
 
     recorded = profiles.read(options.paths)

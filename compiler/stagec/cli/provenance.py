@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from stagec.cli.files import Answer, digest, read, read_text, write_whole
-from stagec.cli.options import add_lists
+from stagec.cli.files import Answer, Options, digest, read, read_text, write_whole
 from stagec.core.telling.errors import Problem, StagecError
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, help="the bundle (.aot)")
-    parser.add_argument("--output", required=True, help="where to write the in-toto statement with SLSA provenance")
-    parser.add_argument("--sbom", required=True, help="where to write the CycloneDX SBOM of the toolchain")
-    what = "the manifest; NAME is its path in the workspace"
-    parser.add_argument("--manifest", nargs=2, metavar=("NAME", "FILE"), required=True, help=what)
-    lists = {
-        "--spec NAME FILE": "a spec; NAME is that of its artifact",
-        "--source NAME FILE": "a file or folder that tracing could read; NAME is its path in the workspace",
-        "--packages FILE": "an environment's packages.json, as rules/private/python_environment.py writes it",
-    }
-    add_lists(parser, lists)
+OPTIONS = {
+    "--bundle BUNDLE": "the bundle (.aot)",
+    "--output OUTPUT": "where to write the in-toto statement with SLSA provenance",
+    "--sbom SBOM": "where to write the CycloneDX SBOM of the toolchain",
+    "--manifest NAME FILE": "the manifest; NAME is its path in the workspace",
+    "[--spec NAME FILE]...": "a spec; NAME is that of its artifact",
+    "[--source NAME FILE]...": "a file or folder that tracing could read; NAME is its path in the workspace",
+    "[--packages FILE]...": "an environment's packages.json, as rules/private/python_environment.py writes it",
+}
 
 
 def preload() -> None:
@@ -29,7 +23,7 @@ def preload() -> None:
     import stagec.bundle.sbom  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle import provenance, sbom
     from stagec.bundle.archive import Archive
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from stagec.cli.files import Answer
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import value
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("image", help="what to copy: registry/repository:tag, or ...@sha256:... by its digest")
-    parser.add_argument("folder", help="where to write its files")
-    add_registry(parser, timeout=60)
+def registry_options(timeout: int) -> dict[str, object]:
+    """Return how to speak with a registry. timeout: the default, in seconds."""
+    what = "give up when the registry has sent and taken less than 64 KiB in so long (default: %(default)s)"
+    return {
+        "[--plain-http]": "the registry has no TLS, as one on this machine",
+        "[--timeout SECONDS]": value(what, timeout, float),
+    }
 
 
-def add_registry(parser: argparse.ArgumentParser, timeout: int) -> None:
-    """Declare how to speak with a registry. timeout: the default, in seconds."""
-    parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS, as one on this machine")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=timeout,
-        metavar="SECONDS",
-        help="give up when the registry has sent and taken less than 64 KiB in so long (default: %(default)s)",
-    )
+OPTIONS = {
+    "image": "what to copy: registry/repository:tag, or ...@sha256:... by its digest",
+    "folder": "where to write its files",
+    **registry_options(timeout=60),
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle.registry import Reference, Registry
 
     pulled = Registry(options.plain_http, options.timeout).pull(Reference.read(options.image), Path(options.folder))

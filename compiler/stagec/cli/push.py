@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 
-from stagec.cli.files import Answer
-from stagec.cli.image import add_container, add_content, chosen
-from stagec.cli.pull import add_registry
+from stagec.cli.files import Answer, Options
+from stagec.cli.image import CONTAINER, CONTENT, chosen
+from stagec.cli.pull import registry_options
 from stagec.core.telling.errors import Problem, StagecError
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_content(parser)
-    add_container(parser)
-    parser.add_argument("image", help="where to: registry/repository:tag")
-    parser.add_argument(
-        "--remove",
-        metavar="SHA256",
-        help="take out the file of this digest, which says something about the bundle: 12 digits or more, as of `pull`",
-    )
-    add_registry(parser, timeout=300)
+OPTIONS = {
+    **CONTENT,
+    **CONTAINER,
+    "image": "where to: registry/repository:tag",
+    "[--remove SHA256]": "take out the file of this digest, which says something about the bundle: 12 digits "
+    "or more, as of `pull`",
+    **registry_options(timeout=300),
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle.registry import Reference, Registry
 
     target = Reference.read(options.image)

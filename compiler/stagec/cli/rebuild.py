@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 from pathlib import Path
 
-from stagec.cli.files import Answer, write_whole
+from stagec.cli.files import Answer, Options, write_whole
+from stagec.cli.options import value
 from stagec.core.telling.errors import Problem, StagecError
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("--statement", required=True, help="its in-toto statement (.intoto.json)")
-    parser.add_argument("--root", default=".", help="a clean checkout of the sources (default: this folder)")
-    parser.add_argument("--target", help="the bundle's label (default: as the manifest's package has it)")
-    parser.add_argument(
-        "--bazel", help="what starts Bazel (default: ./bazelw of the checkout if it has one, else bazelisk or bazel)"
-    )
-    parser.add_argument(
-        "--output", help="where to write the statement of this build (default: NAME.rebuilt.intoto.json in this folder)"
-    )
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "--statement STATEMENT": "its in-toto statement (.intoto.json)",
+    "[--root ROOT]": value("a clean checkout of the sources (default: this folder)", "."),
+    "[--target TARGET]": "the bundle's label (default: as the manifest's package has it)",
+    "[--bazel BAZEL]": "what starts Bazel (default: ./bazelw of the checkout if it has one, else bazelisk or bazel)",
+    "[--output OUTPUT]": "where to write the statement of this build (default: NAME.rebuilt.intoto.json in this "
+    "folder)",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import rebuilding
 
     root = Path(options.root)
@@ -44,7 +41,7 @@ def run(options: argparse.Namespace) -> Answer:
     return Answer({**value, "statement": output}, text)
 
 
-def _bazel(options: argparse.Namespace, root: Path) -> list[str]:
+def _bazel(options: Options, root: Path) -> list[str]:
     if options.bazel:
         return shlex.split(options.bazel)
     if (root / "bazelw").is_file():

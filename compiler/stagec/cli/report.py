@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options, digest, write_whole
+from stagec.cli.options import INVENTORY
 
-from stagec.cli.files import Answer, digest, write_whole
-from stagec.cli.options import add_inventory, add_lists
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("other", nargs="?", help="another bundle, to compare it with")
-    parser.add_argument("--output", "-o", required=True, metavar="FILE.html", help="where to write the page")
-    add_inventory(parser)
-    keys = "a public key that is trusted"
-    add_lists(parser, {"--times FILE": "profiles of a build, as stagec profile takes them", "--key": keys})
-    parser.add_argument("--statement", metavar="FILE", help="the bundle's provenance, .intoto.json")
-    parser.add_argument("--signature", metavar="FILE", help="the envelope (default: BUNDLE.dsse.json)")
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[other]": "another bundle, to compare it with",
+    "--output/-o FILE.html": "where to write the page",
+    **INVENTORY,
+    "[--times FILE]...": "profiles of a build, as stagec profile takes them",
+    "[--key KEY]...": "a public key that is trusted",
+    "[--statement FILE]": "the bundle's provenance, .intoto.json",
+    "[--signature FILE]": "the envelope (default: BUNDLE.dsse.json)",
+}
 
 
 def preload() -> None:
@@ -24,7 +22,7 @@ def preload() -> None:
     import stagec.reports.webpage  # noqa: F401
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import overview, webpage
     from stagec.reports.overview import Sources
 

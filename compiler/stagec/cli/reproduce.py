@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from stagec.cli.files import Answer, split
-from stagec.cli.options import add_import_roots, add_lists, add_plugins
+from stagec.cli.files import Answer, Options, split
+from stagec.cli.options import IMPORT_ROOTS, PLUGINS
+
+OPTIONS = {
+    "[--export NAME=SPEC=FILE=DESCRIPTION]...": "an exported artifact",
+    "[--lowered NAME=FILE]...": "what JAX lowered for devices beside the exported artifact of that name",
+    "[--executable NAME=EXPORT=SPEC=FILE=DESCRIPTION]...": "an executable, with the name of its export",
+    "[--executables-only]": "trace nothing again, as the packages to do so are not here",
+    **IMPORT_ROOTS,
+    **PLUGINS,
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    lists = {
-        "--export NAME=SPEC=FILE=DESCRIPTION": "an exported artifact",
-        "--lowered NAME=FILE": "what JAX lowered for devices beside the exported artifact of that name",
-        "--executable NAME=EXPORT=SPEC=FILE=DESCRIPTION": "an executable, with the name of its export",
-    }
-    add_lists(parser, lists)
-    parser.add_argument(
-        "--executables-only", action="store_true", help="trace nothing again, as the packages to do so are not here"
-    )
-    add_import_roots(parser)
-    add_plugins(parser)
-
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.core.telling.progress import Progress
     from stagec.reports.reproducibility import Executable, Export, reproduce
 

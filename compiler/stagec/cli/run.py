@@ -2,60 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer, read, read_arrays, write_whole
-from stagec.cli.options import add_weights
+from stagec.cli.files import Answer, Options, read, read_arrays, write_whole
+from stagec.cli.options import WEIGHTS, value
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.loader import golden
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument(
-        "function", nargs="?", help="name of the function; of one of its variants, FUNCTION-VARIANT; all with --golden"
-    )
-    given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--inputs", metavar="FILE.npz", help="an array for each argument, named as in \"args[0]['w']\"")
-    given.add_argument("--random", action="store_true", help="make arguments, for the function's first bucket")
-    given.add_argument(
-        "--golden",
-        action="store_true",
-        help="compare what runs on this machine with the inputs and outputs in the bundle",
-    )
-    parser.add_argument(
-        "--optimized",
-        nargs="*",
-        metavar="FUNCTION",
-        help="of --golden: run on CPUs what compilers decided for devices, of these functions or of all",
-    )
-    parser.add_argument(
-        "--hlo",
-        action="append",
-        default=[],
-        metavar="EXECUTABLE=FILE",
-        help="of --optimized: the program of an executable that does not have it, such as mlp.v5e-2x2, as stagec "
-        "compile --hlo-proto writes it; may be repeated",
-    )
-    parser.add_argument("--platform", help="of --golden: compare executables for this platform alone, such as cuda")
-    parser.add_argument(
-        "--allow-skipped", action="store_true", help="of --golden: no mistake if this machine can run nothing of it"
-    )
-    parser.add_argument("--bucket", nargs="+", metavar="DIM=SIZE", default=[], help="of --random: another bucket")
-    parser.add_argument("--seed", type=int, default=0, help="of --random (default: 0)")
-    parser.add_argument("--output", metavar="FILE.npz", help="where to write the results, named as in \"result['y']\"")
-    add_weights(parser)
-    parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[function]": "name of the function; of one of its variants, FUNCTION-VARIANT; all with --golden",
+    "(--inputs FILE.npz | --random | --golden)": (
+        "an array for each argument, named as in \"args[0]['w']\"",
+        "make arguments, for the function's first bucket",
+        "compare what runs on this machine with the inputs and outputs in the bundle",
+    ),
+    "[--optimized [FUNCTION ...]]": "of --golden: run on CPUs what compilers decided for devices, of these functions "
+    "or of all",
+    "[--hlo EXECUTABLE=FILE]...": "of --optimized: the program of an executable that does not have it, such as "
+    "mlp.v5e-2x2, as stagec compile --hlo-proto writes it",
+    "[--platform PLATFORM]": "of --golden: compare executables for this platform alone, such as cuda",
+    "[--allow-skipped]": "of --golden: no mistake if this machine can run nothing of it",
+    "[--bucket DIM=SIZE ...]": value("of --random: another bucket", []),
+    "[--seed SEED]": value("of --random (default: 0)", 0, int),
+    "[--output FILE.npz]": "where to write the results, named as in \"result['y']\"",
+    **WEIGHTS,
+    "[--target TARGET]": "which of the bundle's targets to run (default: the best for this machine)",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     import numpy as np
 
     from stagec.core.telling.progress import Progress
@@ -89,23 +71,20 @@ def run(options: argparse.Namespace) -> Answer:
     return Answer({**told, "seconds": {"first": first, "second": second}}, "\n".join([*lines, ""]))
 
 
-def _compare(options: argparse.Namespace) -> Answer:
+def _compare(options: Options) -> Answer:
     """Compare with golden outputs; the status is 1 where one differs."""
     from stagec.core.telling.progress import Progress
     from stagec.loader import golden
 
-    checks: list[golden.Check] = []
-    skipped: list[golden.Skipped] = []
-    refused: list[golden.Refused] = []
+    outcomes = []
     with Progress("run --golden") as progress:
         for outcome in _outcomes(options):
+            outcomes.append(outcome)
             if isinstance(outcome, golden.Check):
-                checks.append(outcome)
                 progress.step(f"{outcome.function} for {outcome.target}")
-            elif isinstance(outcome, golden.Skipped):
-                skipped.append(outcome)
-            else:
-                refused.append(outcome)
+    checks = [outcome for outcome in outcomes if isinstance(outcome, golden.Check)]
+    skipped = [outcome for outcome in outcomes if isinstance(outcome, golden.Skipped)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, golden.Refused)]
     if not checks and not refused and not (skipped and options.allow_skipped):
         of = f" of {options.function}" if options.function else ""
         what = f"no golden inputs{of} for what runs on this machine"
@@ -113,14 +92,14 @@ def _compare(options: argparse.Namespace) -> Answer:
         raise StagecError(Problem(options.bundle, "", what, write))
     if "XML_OUTPUT_FILE" in os.environ:
         write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped, refused))
-    outcomes: list[golden.Check | golden.Skipped | golden.Refused] = [*checks, *skipped, *refused]
-    text = "".join(f"{outcome.as_text()}\n" for outcome in outcomes)
+    order = (golden.Check, golden.Skipped, golden.Refused)
+    text = "".join(f"{row.as_text()}\n" for row in sorted(outcomes, key=lambda row: order.index(type(row))))
     rows, left, without = ([dataclasses.asdict(row) for row in part] for part in (checks, skipped, refused))
     told = {"kind": "golden", "checks": rows, "skipped": left, **({"refused": without} if refused else {})}
     return Answer(told, text, 0 if not refused and all(check.ok for check in checks) else 1)
 
 
-def _outcomes(options: argparse.Namespace) -> Iterator[golden.Check | golden.Skipped | golden.Refused]:
+def _outcomes(options: Options) -> Iterator[golden.Check | golden.Skipped | golden.Refused]:
     from stagec.bundle.archive import Archive
     from stagec.loader import golden
 
@@ -139,18 +118,16 @@ def _as_junit(
     from xml.etree import ElementTree
 
     suite = ElementTree.Element("testsuite", name="golden")
-    for check in checks:
-        name = f"{check.function} for {check.target}: {check.path}"
+    cases = [
+        (f"{check.function} for {check.target}: {check.path}", "" if check.ok else "failure", check.as_text())
+        for check in checks
+    ]
+    cases += [(f"{program.function} for {program.target}", "failure", program.as_text()) for program in refused]
+    cases += [(f"target {target.target}", "skipped", target.why) for target in skipped]
+    for name, kind, message in cases:
         case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
-        if not check.ok:
-            ElementTree.SubElement(case, "failure", message=check.as_text())
-    for program in refused:
-        name = f"{program.function} for {program.target}"
-        case = ElementTree.SubElement(suite, "testcase", name=name, classname="golden")
-        ElementTree.SubElement(case, "failure", message=program.as_text())
-    for target in skipped:
-        case = ElementTree.SubElement(suite, "testcase", name=f"target {target.target}", classname="golden")
-        ElementTree.SubElement(case, "skipped", message=target.why)
+        if kind:
+            ElementTree.SubElement(case, kind, message=message)
     for name, kind in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
         suite.set(name, str(len(list(suite.iter(kind)))))
     text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)

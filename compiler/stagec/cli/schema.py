@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from stagec.cli.files import write_whole
+from stagec.cli.files import Options, write_whole
+
+OPTIONS = {
+    "[--output OUTPUT]": "write the schema to this file instead of stdout",
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", help="write the schema to this file instead of stdout")
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     from stagec.manifest import schema
 
     if options.output:

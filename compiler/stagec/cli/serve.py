@@ -2,123 +2,64 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer
-from stagec.cli.options import add_weights, at_least, more_than_0
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import WEIGHTS, at_least, more_than_0, value
 from stagec.core.telling.errors import Problem, StagecError
 
 if TYPE_CHECKING:
     from stagec.serving.model import Model
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: this machine alone, 127.0.0.1)")
-    parser.add_argument("--port", type=at_least(0), default=8000, help="0: any that is free (default: 8000)")
-    parser.add_argument(
-        "--grpc-port",
-        type=at_least(0),
-        metavar="PORT",
-        help="listen for gRPC on this port too; 0: any that is free (default: no gRPC)",
-    )
-    parser.add_argument(
-        "--socket", metavar="PATH", default="", help="listen at this Unix socket, instead of --host and --port"
-    )
-    parser.add_argument(
-        "--grpc-socket", metavar="PATH", default="", help="listen for gRPC at this Unix socket, instead of --grpc-port"
-    )
-    parser.add_argument(
-        "--tls-cert", metavar="FILE", default="", help="TLS: the certificate and those that signed it, in PEM"
-    )
-    parser.add_argument("--tls-key", metavar="FILE", default="", help="the certificate's key, in PEM")
-    parser.add_argument(
-        "--key",
-        action="append",
-        help="a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
-    )
-    parser.add_argument(
-        "--policy",
-        choices=("executable_only", "allow_compile"),
-        default="executable_only",
-        help="allow_compile: compile at the start what has no executable for this machine (default: executable_only)",
-    )
-    parser.add_argument("--target", help="which of the bundle's targets to run (default: the best for this machine)")
-    add_weights(parser)
-    parser.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="also serve the functions with the weights of this safetensors file, as FUNCTION.NAME; may be repeated",
-    )
-    parser.add_argument(
-        "--adapter-of",
-        metavar="FILE",
-        help="the file whose place adapters take, as the manifest names it (default: the only one)",
-    )
-    parser.add_argument(
-        "--gather",
-        metavar="DIM",
-        default="batch",
-        help='the padded dimension along which requests are gathered; "" for none (default: batch)',
-    )
-    parser.add_argument(
-        "--delay",
-        type=float,
-        metavar="MS",
-        help="how long a request waits for others (default: 2 ms, and not at all where none runs)",
-    )
-    parser.add_argument(
-        "--queue", type=at_least(1), default=1000, help="requests of a model that may wait (default: 1000)"
-    )
-    parser.add_argument(
-        "--body", type=at_least(1), default=64, metavar="MIB", help="the largest body of a request (default: 64 MiB)"
-    )
-    parser.add_argument(
-        "--memory", type=at_least(1), default=512, metavar="MIB", help="for all bodies at a time (default: 512 MiB)"
-    )
-    parser.add_argument(
-        "--sequences",
-        type=at_least(1),
-        default=64,
-        help="sequences whose state is kept at a time, of each state of the manifest (default: 64)",
-    )
-    parser.add_argument(
-        "--idle",
-        type=more_than_0,
-        default=60,
-        metavar="S",
-        help="seconds without a request after which a sequence ends, where the manifest does not say it (default: 60)",
-    )
-    parser.add_argument(
-        "--threads", type=at_least(0), default=0, help="calls that run at a time (default: as many as there are cores)"
-    )
-    parser.add_argument("--connections", type=at_least(1), default=1000, help="at a time (default: 1000)")
-    parser.add_argument(
-        "--timeout",
-        type=more_than_0,
-        default=60,
-        metavar="S",
-        help="seconds for headers, body and answer of a request, each (default: 60)",
-    )
-    parser.add_argument(
-        "--drain",
-        type=at_least(0),
-        default=5,
-        metavar="S",
-        help="seconds after SIGTERM in which new requests are still answered (default: 5)",
-    )
-    parser.add_argument(
-        "--watch", action="store_true", help="load the bundle again when its file is another one, without a pause"
-    )
-    parser.add_argument("--json-logs", action="store_true", help="log a JSON object a line on stderr")
-    parser.add_argument("--control", action="store_true", help="let clients load and unload models, and change weights")
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[--host HOST]": value("where to listen (default: this machine alone, 127.0.0.1)", "127.0.0.1"),
+    "[--port PORT]": value("0: any that is free (default: 8000)", 8000, at_least(0)),
+    "[--grpc-port PORT]": value(
+        "listen for gRPC on this port too; 0: any that is free (default: no gRPC)", None, at_least(0)
+    ),
+    "[--socket PATH]": value("listen at this Unix socket, instead of --host and --port", ""),
+    "[--grpc-socket PATH]": value("listen for gRPC at this Unix socket, instead of --grpc-port", ""),
+    "[--tls-cert FILE]": value("TLS: the certificate and those that signed it, in PEM", ""),
+    "[--tls-key FILE]": value("the certificate's key, in PEM", ""),
+    "[--key KEY]...": "a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
+    "[--policy {executable_only,allow_compile}]": value(
+        "allow_compile: compile at the start what has no executable for this machine (default: executable_only)",
+        "executable_only",
+    ),
+    "[--target TARGET]": "which of the bundle's targets to run (default: the best for this machine)",
+    **WEIGHTS,
+    "[--adapter NAME=FILE]...": "also serve the functions with the weights of this safetensors file, as FUNCTION.NAME",
+    "[--adapter-of FILE]": "the file whose place adapters take, as the manifest names it (default: the only one)",
+    "[--gather DIM]": value(
+        'the padded dimension along which requests are gathered; "" for none (default: batch)', "batch"
+    ),
+    "[--delay MS]": value(
+        "how long a request waits for others (default: 2 ms, and not at all where none runs)", None, float
+    ),
+    "[--queue QUEUE]": value("requests of a model that may wait (default: 1000)", 1000, at_least(1)),
+    "[--body MIB]": value("the largest body of a request (default: 64 MiB)", 64, at_least(1)),
+    "[--memory MIB]": value("for all bodies at a time (default: 512 MiB)", 512, at_least(1)),
+    "[--sequences SEQUENCES]": value(
+        "sequences whose state is kept at a time, of each state of the manifest (default: 64)", 64, at_least(1)
+    ),
+    "[--idle S]": value(
+        "seconds without a request after which a sequence ends, where the manifest does not say it (default: 60)",
+        60,
+        more_than_0,
+    ),
+    "[--threads THREADS]": value("calls that run at a time (default: as many as there are cores)", 0, at_least(0)),
+    "[--connections CONNECTIONS]": value("at a time (default: 1000)", 1000, at_least(1)),
+    "[--timeout S]": value("seconds for headers, body and answer of a request, each (default: 60)", 60, more_than_0),
+    "[--drain S]": value("seconds after SIGTERM in which new requests are still answered (default: 5)", 5, at_least(0)),
+    "[--watch]": "load the bundle again when its file is another one, without a pause",
+    "[--json-logs]": "log a JSON object a line on stderr",
+    "[--control]": "let clients load and unload models, and change weights",
+}
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     import asyncio
     import re
     import sys
@@ -138,14 +79,15 @@ def run(options: argparse.Namespace) -> None:
             given = f"{name}={file}" if file else name
             what = f"--adapter {given}: expected a name of letters, digits, _ and -, and a file"
             raise StagecError(Problem("", "", what, "write for example --adapter french=french.safetensors"))
+    keys = options.key or None
     listener = server.listen(options.host, options.port, options.socket)
 
     def opened() -> server.Loaded:
-        bundle = load(options.bundle, options.target, policy=options.policy, keys=options.key, weights=options.weights)
+        bundle = load(options.bundle, options.target, policy=options.policy, keys=keys, weights=options.weights)
         models, left_out = server.models_of(bundle, options.gather, options.policy)
-        more = adapted(bundle, models, adapters, options.adapter_of, options.key)
+        more = adapted(bundle, models, adapters, options.adapter_of, keys)
         folder = options.weights or Path(options.bundle).parent
-        swapping = Swapping(bundle, folder, options.key, more.bundles)
+        swapping = Swapping(bundle, folder, keys, more.bundles)
 
         def close() -> None:
             for each in (*more.bundles.values(), bundle):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, read, write_whole
+from stagec.cli.files import Answer, Options, read, write_whole
 from stagec.core.telling.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
@@ -16,31 +15,23 @@ if TYPE_CHECKING:
 
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot); with --model-signing also a file of weights (.safetensors)")
-    kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--statement", help="its in-toto statement (.intoto.json)")
-    kind.add_argument(
-        "--model-signing",
-        action="store_true",
-        help="write a signature of OpenSSF's Model Signing, of the bundle and of the weights beside it, which other "
-        "programs verify; it takes an ECDSA key",
-    )
-    parser.add_argument(
-        "--key",
-        required=True,
-        help="the private key: Ed25519 or ECDSA, PKCS #8 in PEM, as `openssl genpkey -algorithm ed25519` writes; where "
-        f"it is encrypted, its passphrase is in the variable {PASSPHRASE} or asked for",
-    )
-    parser.add_argument(
-        "--output",
-        help="where the envelope is written, or gets one signature more (default: BUNDLE.dsse.json; BUNDLE.sig "
-        "with --model-signing)",
-    )
+OPTIONS = {
+    "bundle": "the bundle (.aot); with --model-signing also a file of weights (.safetensors)",
+    "(--statement STATEMENT | --model-signing)": (
+        "its in-toto statement (.intoto.json)",
+        (
+            "write a signature of OpenSSF's Model Signing, of the bundle and of the weights beside it, which other "
+            "programs verify; it takes an ECDSA key"
+        ),
+    ),
+    "--key KEY": "the private key: Ed25519 or ECDSA, PKCS #8 in PEM, as `openssl genpkey -algorithm ed25519` "
+    f"writes; where it is encrypted, its passphrase is in the variable {PASSPHRASE} or asked for",
+    "[--output OUTPUT]": "where the envelope is written, or gets one signature more (default: BUNDLE.dsse.json; "
+    "BUNDLE.sig with --model-signing)",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle import attestation, keys, signing
     from stagec.bundle.archive import Archive
     from stagec.bundle.attestation import Statement
@@ -67,7 +58,7 @@ def run(options: argparse.Namespace) -> Answer:
     return _signed(options.bundle, output, [keyid for keyid, _ in envelope.signatures])
 
 
-def _sign_files(options: argparse.Namespace, key: PrivateKey) -> Answer:
+def _sign_files(options: Options, key: PrivateKey) -> Answer:
     from stagec.bundle import external, keys, model_signing
     from stagec.bundle.archive import Archive
 

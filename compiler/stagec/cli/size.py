@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from stagec.cli.files import Answer
-from stagec.cli.options import at_least
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import at_least, value
+
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[--most BYTES]": value("how large its file may be (default: any size)", None, at_least(0)),
+    "[--rows ROWS]": value("how many rows are shown (default: 10)", 10, at_least(1)),
+}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument(
-        "--most", type=at_least(0), metavar="BYTES", help="how large its file may be (default: any size)"
-    )
-    parser.add_argument("--rows", type=at_least(1), default=10, help="how many rows are shown (default: 10)")
-
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import measurements, overview
     from stagec.stages.limits import in_bytes
 

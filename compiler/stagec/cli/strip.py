@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options, Sums, write_parts
 
-from stagec.cli.files import Answer, Sums, write_parts
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("--output", required=True, help="where to write the bundle without them")
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "--output OUTPUT": "where to write the bundle without them",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle.archive import Archive, pieces
     from stagec.bundle.stripping import strip
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
-from stagec.cli.files import Answer, write_whole
+from stagec.cli.files import Answer, Options, write_whole
 from stagec.core.telling.errors import Problem, StagecError, blaming
 
+OPTIONS = {
+    "bundle": "a bundle (.aot)",
+    "[--output FILE.pyi]": "the stub to write (default: print it)",
+}
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="a bundle (.aot)")
-    parser.add_argument("--output", metavar="FILE.pyi", help="the stub to write (default: print it)")
 
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.reports import measurements, stubs
 
     output = options.output

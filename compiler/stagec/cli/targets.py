@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 
-from stagec.cli.files import Answer
+from stagec.cli.files import Answer, Options
+
+OPTIONS: dict[str, str] = {}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    pass
-
-
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.hardware import catalog, listing
 
     entries = catalog.entries()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import value
 
-from stagec.cli.files import Answer
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    parser.add_argument("folder", help="the folder to write: it is not there yet, or is empty")
-    parser.add_argument(
-        "--delay", type=float, default=2, metavar="MS", help="how long a request waits for others (default: 2 ms)"
-    )
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "folder": "the folder to write: it is not there yet, or is empty",
+    "[--delay MS]": value("how long a request waits for others (default: 2 ms)", 2, float),
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from pathlib import Path
 
     from stagec.bundle.archive import Archive

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-
-from stagec.cli.files import Answer
-from stagec.cli.options import add_lists, add_weights
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import WEIGHTS, value
 from stagec.core.telling.errors import Problem, StagecError
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", help="the bundle (.aot)")
-    lists = {
-        "--key": "a public key that is trusted, Ed25519 or ECDSA in PEM: with one, the bundle must be signed",
-        "--signature FILE": "an envelope, or a signature of Model Signing, as for statements of several builders "
-        "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
-        "--base-key FILE": "a public key: with some, one of them must have signed the bundle as it was before stagec "
-        "add-jaxlib added to it",
-        "--serves jaxlib==VERSION": "a jaxlib of your fleet: status 1 where the bundle has no executables of it",
-        "--function NAME": "with --serves, a function that must be served, as inspect names it (default: all)",
-        "--target NAME": "with --serves, a target that must be served (default: all)",
-    }
-    add_lists(parser, lists)
-    parser.add_argument(
-        "--threshold", type=int, default=1, metavar="T", help="how many of the keys must have signed (default: 1)"
-    )
-    add_weights(parser)
-    parser.add_argument(
-        "--require-signature",
-        action="store_true",
-        help="refuse to run without --key: for scripts, whose list of keys could be empty",
-    )
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[--key KEY]...": "a public key that is trusted, Ed25519 or ECDSA in PEM: with one, the bundle must be signed",
+    "[--signature FILE]...": "an envelope, or a signature of Model Signing, as for statements of several builders "
+    "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
+    "[--base-key FILE]...": "a public key: with some, one of them must have signed the bundle as it was before stagec "
+    "add-jaxlib added to it",
+    "[--serves jaxlib==VERSION]...": "a jaxlib of your fleet: status 1 where the bundle has no executables of it",
+    "[--function NAME]...": "with --serves, a function that must be served, as inspect names it (default: all)",
+    "[--target NAME]...": "with --serves, a target that must be served (default: all)",
+    "[--threshold T]": value("how many of the keys must have signed (default: 1)", 1, int),
+    **WEIGHTS,
+    "[--require-signature]": "refuse to run without --key: for scripts, whose list of keys could be empty",
+}
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: Options) -> Answer:
     from stagec.bundle import fleet, verification
 
     if not options.key:

@@ -99,8 +99,10 @@ def plan(manifest: Manifest) -> Plan:
             export = Export(f"{manifest.header.name}.{traced.artifact}", traced)
             exports.append(export)
             for target, bucket in itertools.product(function.targets, list(function.every_bucket())):
-                spec = _executable_spec(manifest, name, variant, target, bucket)
-                parts = [export.name, spec.target.name, *_suffix(bucket)]
+                limits = _limits(function, name, target)
+                spec = ExecutableSpec(name, manifest.file, manifest.targets[target], bucket, variant, limits)
+                sizes = "_".join(f"{dim}{size}" for dim, size in bucket.items())
+                parts = filter(None, [export.name, spec.target.name, sizes])
                 executables.append(Executable(".".join(parts), export.name, spec))
                 if manifest.has_jax_cache(function):
                     cached[executables[-1].name] = function.jax_cache_committed
@@ -191,24 +193,7 @@ def _golden(function: Function) -> Mapping[str, Any]:
     return {**table, "bucket": table["bucket"] or next(function.every_bucket())}
 
 
-def _executable_spec(
-    manifest: Manifest, function: str, variant: str, name: str, bucket: Mapping[str, int]
-) -> ExecutableSpec:
-    return ExecutableSpec(
-        function=function,
-        manifest=manifest.file,
-        target=manifest.targets[name],
-        bucket=bucket,
-        variant=variant,
-        limits=_limits(manifest.functions[function], function, name),
-    )
-
-
 def _limits(function: Function, name: str, target: str) -> Limits:
     """The limits of one target, and where they stand."""
     table = function.limits.get(target)
     return Limits(key_path(("functions", name, "limits", target)), **table.model_dump()) if table else Limits()
-
-
-def _suffix(bucket: Mapping[str, int]) -> Sequence[str]:
-    return ["_".join(f"{dim}{size}" for dim, size in bucket.items())] if bucket else []

@@ -36,16 +36,18 @@ _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
 
 @dataclass
 class Changes:
-    """What a function needs in its workspace. Paths are relative to the workspace."""
+    """What a function needs in its workspace. Paths are relative to the workspace.
+
+    added: file -> the lines to write at its end; for a new file, all of its content.
+    paste: file -> the lines for its owner to add.
+    advice: what else to do before the build.
+    lock: label of the lock that the entry points must declare; "" where the function needs none.
+    """
 
     added: dict[str, str] = field(default_factory=dict)
-    """File -> the lines to write at its end; for a new file, all of its content."""
     paste: dict[str, str] = field(default_factory=dict)
-    """File -> the lines for its owner to add."""
     advice: list[str] = field(default_factory=list)
-    """What else to do before the build."""
     lock: str = ""
-    """Label of the lock that the entry points must declare; "" where the function needs none."""
 
     def add(self, path: str, text: str) -> None:
         """Add lines at the end of a file."""

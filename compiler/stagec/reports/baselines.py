@@ -237,21 +237,19 @@ def _told(metric: str, value: Metric) -> str:
     return in_bytes(value) if metric in _BYTES else f"{value:,.0f}"
 
 
-_METRIC = json_shapes.either('a number or "unknown"', json_shapes.number, json_shapes.constant(UNKNOWN))
-_BASELINE = json_shapes.record(
+_METRIC = json_shapes.either('a number or "unknown"', float, UNKNOWN)
+_BASELINE = json_shapes.shape(
     {
-        "format": json_shapes.count,
-        "kind": json_shapes.constant("baseline"),
-        "manifest": json_shapes.text,
-        "executables": json_shapes.table(
-            json_shapes.record(
-                {
-                    **dict.fromkeys(("bytes_accessed", "executable_size", "flops", "peak_memory"), _METRIC),
-                    **dict.fromkeys(("arrays", "collectives", "operations"), json_shapes.table(_METRIC)),
-                    "stablehlo_sha256": json_shapes.sha256,
-                },
-                dict.fromkeys(KERNEL_METRICS, _METRIC),
-            )
-        ),
+        "format": int,
+        "kind": "baseline",
+        "manifest": str,
+        "executables": {
+            ...: {
+                **dict.fromkeys(("bytes_accessed", "executable_size", "flops", "peak_memory"), _METRIC),
+                **{key: {...: _METRIC} for key in ("arrays", "collectives", "operations")},
+                "stablehlo_sha256": json_shapes.sha256,
+                **dict.fromkeys((f"{metric}?" for metric in KERNEL_METRICS), _METRIC),
+            }
+        },
     }
 )

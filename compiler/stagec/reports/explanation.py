@@ -170,10 +170,12 @@ def _read(
         if path.endswith(".exported"):
             beside, serialized = Path(f"{path}.json"), reading.whole(path)
             if beside.is_file():
-                return {"": dataclasses.replace(_description_at(beside), serialized=serialized)}
+                return {"": dataclasses.replace(_description(reading.whole(beside, LARGEST)), serialized=serialized)}
             _held(serialized, "")
             return {"": _Artifact(None, None, serialized, path)}
-        return inputs.read(path, roots, packages, plugins, environments) or {"": _description_at(Path(path))}
+        return inputs.read(path, roots, packages, plugins, environments) or {
+            "": _description(reading.whole(path, LARGEST))
+        }
 
 
 def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Artifacts:
@@ -263,10 +265,6 @@ def _executable_at(path: str) -> _Artifact:
     return dataclasses.replace(_description(text), kernels=of_file)
 
 
-def _description_at(path: Path) -> _Artifact:
-    return _description(reading.whole(path, LARGEST))
-
-
 def _description(text: bytes) -> _Artifact:
     data = strict_json.parse(text, LARGEST)
     if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in export_description.FORMATS:
@@ -283,37 +281,28 @@ def _identity(function: str, variant: str, target: str, bucket: Mapping[str, int
 
 def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, components.Table]:
     """Return the components of both artifacts, as far as they are known of both."""
-    if first.made_from is not None and second.made_from is not None:
-        tables = [dict(first.made_from), dict(second.made_from)]
-        if not all(components.INTERPRETER in table for table in tables):
-            for table in tables:
-                table.pop(components.INTERPRETER, None)
-        return tables[0], tables[1]
-    if first.serialized and second.serialized:
-        function = next((artifact.identity[0] for artifact in (first, second) if artifact.identity), "")
-        return _held(first.serialized, function), _held(second.serialized, function)
-    # A description alone: the other is compared by what both have.
-    known = first.made_from or second.made_from or {}
-    function = next((artifact.identity[0] for artifact in (first, second) if artifact.identity), "")
-    first_table, second_table = (
-        known if artifact.made_from is not None else _held(artifact.serialized, function)
-        for artifact in (first, second)
-    )
-    common = [name for name in first_table if name in second_table or name.startswith("aval ")]
-    common += [name for name in second_table if name.startswith("aval ")]
-    return (
-        {name: row for name, row in first_table.items() if name in common},
-        {name: row for name, row in second_table.items() if name in common},
-    )
+    both = first, second
+    function = next((artifact.identity[0] for artifact in both if artifact.identity), "")
+    described = [artifact.made_from for artifact in both if artifact.made_from is not None]
+    # A description says more than its artifact: both are asked for the same.
+    use_held = len(described) < 2 and all(artifact.serialized for artifact in both)
+    tables = [
+        _held(artifact.serialized, function) if use_held or artifact.made_from is None else artifact.made_from
+        for artifact in both
+    ]
+    dropped = {*tables[0]} ^ {*tables[1]}
+    if len(described) == 2:
+        dropped &= {components.INTERPRETER}
+    elif use_held:
+        dropped = set()
+    else:
+        dropped = {name for name in dropped if not name.startswith("aval ")}
+    left, right = ({name: row for name, row in table.items() if name not in dropped} for table in tables)
+    return left, right
 
 
-_EXPORTED = json_shapes.record(
-    {
-        "function": json_shapes.text,
-        "variant": json_shapes.text,
-        "components": json_shapes.table(json_shapes.record({"value": json_shapes.text, "sha256": json_shapes.text})),
-    },
-    rest=json_shapes.anything,
+_EXPORTED = json_shapes.shape(
+    {"function": str, "variant": str, "components": {...: {"value": str, "sha256": str}}, ...: object}
 )
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,25 +121,36 @@ def made_elsewhere(
 ) -> components.Table:
     """Return what `stages.building.made_from` returns in another environment: its Python, and PYTHONPATH."""
     python, path = environment
-    env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{actions.ENTRY.parents[1]}"}
-    env.pop("STAGEC_PYTHON_ABI", None)  # that of this Python
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         given = {"--spec": specs.to_json(spec).encode(), "--exported": serialized, "--lowered": lowered_for}
         words: list[str | Path] = ["compile", "--components", Path(scratch, "components")]
         for option, content in given.items():
             Path(scratch, option).write_bytes(content)
             words += [option, Path(scratch, option)]
-        command = [python, *actions.command()[1:], *words]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise StagecError(Problem("", "", done.stderr.strip()))
+        # The ABI is that of this Python.
+        run(words, [path, str(actions.ENTRY.parents[1])], {"STAGEC_PYTHON_ABI": ""}, python)
         table: components.Table = strict_json.parse(Path(scratch, "components").read_bytes(), LARGEST)
         return table
 
 
+def run(
+    words: Sequence[str | Path], packages: Iterable[str], variables: Mapping[str, str] | None = None, python: str = ""
+) -> None:
+    """Run a command of stagec in a process of its own, as an action does. Raises StagecError where it fails.
+
+    packages: where it finds them. variables: of its environment, besides those that it has anyway. python: the
+    interpreter; "": this one.
+    """
+    env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
+    interpreter, *flags = actions.command()
+    command = [python or interpreter, *flags, *words]
+    done = subprocess.run(command, env=env | dict(variables or {}), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StagecError(Problem("", "", done.stderr.strip()))
+
+
 def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:
     """Export in a separate process, as the build does: what one function imports must not be reported of another."""
-    env = {**os.environ, **actions.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         written, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
         written.write_text(specs.to_json(spec))
@@ -147,8 +158,6 @@ def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) ->
         words: list[str | Path] = ["export", "--spec", written]
         words += [part for pair in zip(options, outputs, strict=True) for part in pair]
         words += [part for root in roots for part in ("--import-root", root)]
-        done = subprocess.run([*actions.command(), *words], env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise StagecError(Problem("", "", done.stderr.strip()))
+        run(words, packages)
         exported, description, lowered = (output.read_bytes() for output in outputs)
         return exported, description, lowered

@@ -17,7 +17,7 @@ from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import naming
 from stagec.core.data import child, reading
 from stagec.core.telling.errors import blaming
-from stagec.reports import kernels, processes
+from stagec.reports import kernels, measurements, processes
 
 _START = 1000
 """Bytes of a file that tell its kind."""
@@ -75,12 +75,12 @@ def _bundle(archive: Archive) -> dict[str, Any]:
         if "description" in function:
             function["constants"] = constants_of(archive, name)
         for executable in function["executables"]:
-            described = _executable(archive.read(executable["description"], LARGEST))
+            text = archive.read(executable["description"], LARGEST)
+            described = _executable(text)
             executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
             executable.update({name: described[name] for name in ("processes",) if name in described})
             if described["target"]["platform"] == "cuda":
-                description = Description.from_json(archive.read(executable["description"], LARGEST))
-                executable["kernels"] = kernels.in_bundle(archive, executable, description)
+                executable["kernels"] = kernels.in_bundle(archive, executable, Description.from_json(text))
     return report
 
 
@@ -168,7 +168,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
         what = f"{count} arrays, {file['bytes']:,} bytes, sha256 {file['sha256'][:12]}"
         lines.append(f"  weights beside the bundle: {name}: {what}")
     for name, target in report["targets"].items():
-        lines.append(f"  target {name}: {_hardware(target)}")
+        lines.append(f"  target {name}: {measurements.hardware(target)}")
     several = index.jaxlibs(report)
     if len(several) > 1:
         lines += [f"  jaxlib {release}: {count} executables" for release, count in several.items()]
@@ -238,22 +238,12 @@ def _class_name(text: str) -> str:
     return text.removeprefix("<class '").removesuffix("'>")
 
 
-def _hardware(target: dict[str, Any]) -> str:
-    """What a person wants to read of a target."""
-    return " ".join(
-        [
-            target["platform"],
-            *(str(target[key]) for key in ("architecture", "isa", "core", "device", "topology") if target.get(key)),
-        ]
-    )
-
-
 def _executable_text(report: dict[str, Any], flat: bool) -> str:
     target = report["target"]
     bucket = naming.bucket(report["bucket"])
     call = replace(of_interface(report["function"], report), donated=report["donated"])
     lines = [
-        f"executable of {report['function']} for {target['name']} ({_hardware(target)})",
+        f"executable of {report['function']} for {target['name']} ({measurements.hardware(target)})",
         f"  size       {report['executable_bytes']:,} bytes, sha256 {report['executable_sha256'][:12]}",
         *([f"  bucket     {bucket}"] if bucket else []),
         _call_text(report, call.as_text(), flat),

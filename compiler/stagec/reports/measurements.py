@@ -45,6 +45,12 @@ def description_of(archive: Archive, executable: Mapping[str, Any]) -> Descripti
         return Description.from_json(archive.read(executable["description"], LARGEST))
 
 
+def hardware(target: Mapping[str, Any]) -> str:
+    """Return what a person wants to read of a target, as an index or a description has it."""
+    shown = (target.get(key) for key in ("architecture", "isa", "core", "device", "topology"))
+    return " ".join(map(str, filter(None, [target["platform"], *shown])))
+
+
 def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) -> Iterator[Executable]:
     """Yield the executables of a bundle, in the order of its index.
 
@@ -52,17 +58,13 @@ def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) ->
     passed over. Raises StagecError.
     """
     beside = sorted(str(file) for file in Path(path).parent.glob(f"*{ENDING}"))
-    inventory_of = {
-        inventory["executable_sha256"]: inventory for inventory in map(read_inventory, inventories or beside)
-    }
+    inventory_of = {}
+    for file in inventories or beside:
+        with blaming(file, "build the executable again", "not an inventory: "):
+            read = inventory.from_json(reading.whole(file, LARGEST))
+            inventory_of[read["executable_sha256"]] = read
     for signature, function in archive.index["functions"].items():
         for entry in function["executables"]:
             description = description_of(archive, entry)
             name = entry["description"].removesuffix(".json")
             yield Executable(name, signature, description, inventory_of.get(description.executable_sha256))
-
-
-def read_inventory(path: str) -> dict[str, Any]:
-    """Read the inventory in a file. Raises StagecError, naming it."""
-    with blaming(path, "build the executable again", "not an inventory: "):
-        return inventory.from_json(reading.whole(path, LARGEST))

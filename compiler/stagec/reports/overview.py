@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def collect(path: str, sources: Sources) -> dict[str, Any]:
         "bytes": size,
         "members": len(index["members"]),
         "sha256": archive.sha256(),
-        "targets": {name: _hardware(target) for name, target in index["targets"].items()},
+        "targets": {name: measurements.hardware(target) for name, target in index["targets"].items()},
         "sizes": list(sizes(archive, size)),
         "times": times,
         "provenance": list(_provenance(path, archive, sources.statement)),
@@ -100,7 +100,7 @@ def _executable(executable: Executable, seconds: float | None) -> dict[str, Any]
     table: dict[str, Any] = {key: analysis[key] for key in _METRICS}
     table |= {
         "size": description.executable_bytes,
-        "hardware": _hardware({**description.target.to_plain(), "name": description.target.name}),
+        "hardware": f"{description.target.name}: {measurements.hardware(description.target.to_plain())}",
         "devices": description.nr_devices,
         "mesh": naming.sizes(dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))) if mesh else "",
         "itemized": inventory is not None,
@@ -163,14 +163,6 @@ def _limits(executable: Executable, seconds: float | None) -> Iterator[list[Any]
     ):
         known = seconds if name == "compile_time" and seconds is not None else taken
         yield [name, known, limit, _KINDS.get(name, "")]
-
-
-def _hardware(target: Mapping[str, Any]) -> str:
-    words = [
-        target["platform"],
-        *(str(target[key]) for key in ("architecture", "isa", "core", "device", "topology") if target.get(key)),
-    ]
-    return f"{target['name']}: {' '.join(words)}" if "name" in target else " ".join(words)
 
 
 def sizes(archive: Archive, size: int, most: int | None = _SIZES) -> Iterator[list[Any]]:

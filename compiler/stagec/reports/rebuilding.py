@@ -32,25 +32,16 @@ _WITHOUT_CACHES = ("--remote_cache=", "--disk_cache=", "--remote_executor=", "--
 _LARGEST = 64 << 20
 """Bytes of a statement, as in an envelope."""
 _SHOWN = 20
-_DIGEST = json_shapes.either(
-    "a digest", *(json_shapes.record({kind: json_shapes.text}) for kind in ("sha256", "dirHash"))
-)
+_DIGEST = json_shapes.either("a digest", *({kind: str} for kind in ("sha256", "dirHash")))
 _PATH = json_shapes.matching(r"(?!/)(?!(.*/)?\.\.?(/|$))[^\0]+", "a path below the checkout")
-_SOURCE = json_shapes.record(
-    {"name": json_shapes.matching(r"(?!/)[^\0]+", "a relative path, or the name of a package"), "digest": _DIGEST},
-    rest=json_shapes.anything,
-)
-_BUILD = json_shapes.record(
+_NAME = json_shapes.matching(r"(?!/)[^\0]+", "a relative path, or the name of a package")
+_BUILD = json_shapes.shape(
     {
-        "externalParameters": json_shapes.record(
-            {"manifest": json_shapes.record({"name": _PATH}, rest=json_shapes.anything)}, rest=json_shapes.anything
-        ),
-        "internalParameters": json_shapes.record(
-            {"python": json_shapes.array(json_shapes.text)}, rest=json_shapes.anything
-        ),
-        "resolvedDependencies": json_shapes.array(_SOURCE),
-    },
-    rest=json_shapes.anything,
+        "externalParameters": {"manifest": {"name": _PATH, ...: object}, ...: object},
+        "internalParameters": {"python": [str], ...: object},
+        "resolvedDependencies": [{"name": _NAME, "digest": _DIGEST, ...: object}],
+        ...: object,
+    }
 )
 """What is read of a statement's build definition."""
 

@@ -255,9 +255,9 @@ def run_varied(
     env = {**passed, **actions.ENVIRONMENT, "HOME": str(home), **how.env}
     if packages:
         env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(packages)])
-    faketime = _faketime()
+    faketime = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))  # it may not be installed
     if how.clock and faketime:
-        env |= {"LD_PRELOAD": faketime, "FAKETIME": f"@{how.clock}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        env |= {"LD_PRELOAD": str(faketime[0]), "FAKETIME": f"@{how.clock}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
     def prepare() -> None:
         os.umask(how.umask)
@@ -279,8 +279,3 @@ def _run(command: Sequence[str | Path], how: Variation, folder: Path, name: str,
     done = run_varied(command, how, folder, packages)
     if done.returncode:
         raise StagecError(Problem(name, "", f"building it again in {how.folder!r} failed", done.stderr.strip()))
-
-
-def _faketime() -> str:
-    """Return the path of libfaketime; "" where it is not installed."""
-    return next((str(path) for path in sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), "")

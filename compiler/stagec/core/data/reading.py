@@ -69,11 +69,14 @@ class RegularFile:
             at += count
         return part.toreadonly()
 
-    def map(self) -> memoryview:
-        """Return the whole file, mapped. Raises OSError."""
-        if not self.size:
+    def map(self, start: int = 0, size: int | None = None) -> memoryview:
+        """Return a part, which starts at a page, or the whole file; it is mapped. Raises OSError."""
+        count = self.size if size is None else size
+        if os.fstat(self.descriptor).st_size < start + count:
+            raise ChangedError(errno.EIO, "it was cut off while it was open")
+        if not count:
             return memoryview(b"")
-        return memoryview(mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, mmap.PROT_READ))
+        return memoryview(mmap.mmap(self.descriptor, count, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
 
 
 def memory(size: int) -> memoryview:

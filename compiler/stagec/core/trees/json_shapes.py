@@ -92,18 +92,44 @@ def constant(*values: Any) -> Shape:
     return check
 
 
-def either(what: str, *shapes: Shape) -> Shape:
-    """What one of `shapes` takes, the most frequent first; `what` says so in words."""
+def either(what: str, *forms: Any) -> Shape:
+    """What one of `forms` takes (`shape`), the most frequent first; `what` says so in words."""
+    shapes = [*map(shape, forms)]
 
     def check(value: Any) -> None:
-        for shape in shapes:
+        for alternative in shapes:
             try:
-                return shape(value)
+                return alternative(value)
             except Mismatch:
                 continue
         _wanted(what, value)
 
     return check
+
+
+def shape(form: Any) -> Shape:
+    """Return the shape of values that look like `form`: `{"sig": str, "keyid?": str, ...: object}`.
+
+    A type stands for its values: `str`, `bool`, `int` (0 or more), `float` (any number), `object` (anything). `[form]`
+    is an array. An object has the keys of `form`; one that ends in ? may be missing, and `...` is for all other keys,
+    which are refused without it. A shape stands for itself; anything else is a constant.
+    """
+    if isinstance(form, type):
+        return _TYPES[form]
+    if isinstance(form, list):
+        return array(shape(form[0]))
+    if not isinstance(form, dict):
+        of_value: Shape = form if callable(form) else constant(form)
+        return of_value
+    shapes = {key: shape(of_it) for key, of_it in form.items()}
+    rest = shapes.pop(..., None)
+    if rest is not None and not shapes:
+        return table(rest)
+    optional = {key.removesuffix("?"): of_it for key, of_it in shapes.items() if key.endswith("?")}
+    return record({key: of_it for key, of_it in shapes.items() if not key.endswith("?")}, optional, rest)
+
+
+_TYPES: Mapping[type, Shape] = {str: text, bool: flag, int: count, float: number, object: anything}
 
 
 scalar = either("a string, a number, true or false", text, number, flag)
@@ -124,8 +150,9 @@ def array(item: Shape) -> Shape:
     return check
 
 
-def table(item: Shape, key: Shape | None = None) -> Shape:
-    """An object whose values have one shape, and its keys another; None: any keys."""
+def table(form: Any, key: Shape | None = None) -> Shape:
+    """An object whose values have one form (`shape`), and its keys another shape; None: any keys."""
+    item = shape(form)
 
     def check(value: Any) -> None:
         if type(value) is not dict:
