@@ -315,7 +315,7 @@ def test_equal_devices_have_equal_figures_however_numbers_are_written() -> None:
 
 def test_the_listing_has_everything_with_its_properties() -> None:
     told = json.loads(checked("targets", "--json"))["targets"]
-    assert [entry["name"] for entry in told] == [*cpus.names(), *gpus.devices(), *tpus.generations()]
+    assert [entry["name"] for entry in told] == [*cpus.HARDWARE.names(), *gpus.devices(), *tpus.generations()]
     (h200,) = (entry for entry in told if entry["name"] == "h200")
     assert (h200["memory"], h200["flops"], h200["bandwidth"]) == (151397597184, 989e12, 4.8e12)
     assert [one["links"] for one in told if one["name"] in ("h200", "l4", "v5e", "v5p")] == [None, 450e9, 200e9, 600e9]

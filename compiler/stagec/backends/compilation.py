@@ -106,7 +106,7 @@ class Backend(Protocol):
     def compile_module(
         self, module: ir.Module, target: Any, mesh: Sequence[int], options: bytes = b""
     ) -> CompiledModule:
-        """Compile a StableHLO module in a process that has been prepared.
+        """Compile a StableHLO module in a process that `prepare_process` has prepared.
 
         mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
         options: XLA's CompileOptions, serialized, with which JAX would compile it; empty: those of an export.

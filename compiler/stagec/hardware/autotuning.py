@@ -58,7 +58,7 @@ def read(text: str, file: str = "") -> list[Result]:
     word, or that would end its process.
     """
     try:
-        message = _message(_tokens(text))
+        message, _ = _fields(_tokens(text), 0, "the end", 0)
     except _SyntaxError as error:
         raise StagecError(Problem(file, "", str(error), REFRESH)) from None
     results: list[Result] = []
@@ -213,10 +213,6 @@ def _tokens(text: str) -> list[tuple[str, str, int]]:
         line += token[0].count("\n")
         at = token.end()
     return [*tokens, ("end", "the end", line)]
-
-
-def _message(tokens: list[tuple[str, str, int]]) -> Message:
-    return _fields(tokens, 0, "the end", 0)[0]
 
 
 _CLOSING: Mapping[str, str] = {"{": "}", "<": ">"}

@@ -352,20 +352,22 @@ def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
 
 def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
     """A mesh whose devices are not those of the target; one device of many is not a mistake."""
-    count, available = math.prod(mesh.values()), catalog.num_devices(target)
+    hardware, count = catalog.hardware(target.platform), math.prod(mesh.values())
+    available = hardware.num_devices(target)
     if available is None or count in (1, available):
         return
     what = f'mesh "{name}" ({naming.sizes(mesh)}) has {count} devices, and target "{target.name}" has {available}'
-    fit = catalog.topologies_with(count, target)
+    fit = hardware.topologies_with(count, target)
     larger = f", or a target of {count}: topology = {' or '.join(map(show, fit))}" if fit else ""
     yield problem(("mesh",), what, f"write a mesh of {available}{larger}")
 
 
 def _check_mesh(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
     """A mesh that does not lie on the hardware of the target, of which it has all devices."""
-    if name is None or math.prod(mesh.values()) != catalog.num_devices(target):
+    hardware = catalog.hardware(target.platform)
+    if name is None or math.prod(mesh.values()) != hardware.num_devices(target):
         return
-    if fault := catalog.mesh_problem(target, name, mesh):
+    if fault := hardware.mesh_problem(target, name, mesh):
         yield problem(("mesh",), *fault)
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees.tree import argument_path
 from stagec.costs import hlo
+from stagec.stages.hlo_writer import array
 from stagec.stages.shardings import NamedSharding
 
 if TYPE_CHECKING:
     from stagec.stages.lowered import Lowered
-
-_TYPE = re.compile(r"[a-z0-9]+\[([^\]]*)\](?:\{([\d,]*):?([^}]*)\})?")
-_TILES, _TILE = re.compile(r"T(?:\([\d,]+\))+"), re.compile(r"\(([\d,]+)\)")
 
 
 def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
@@ -41,9 +38,9 @@ def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
             for i, kind, memory in zip(program.kept_var_idx, parameters, program.in_memory_kinds, strict=True)
         ],
         "results": [
-            _array(f"result{path}", aval, sharding, kind, memory)
+            _array(path, aval, sharding, kind, memory)
             for path, aval, sharding, kind, memory in zip(
-                program.out_tree.paths(),
+                program.out_tree.paths("result"),
                 program.flat_out_avals,
                 program.out_shardings,
                 results,
@@ -55,33 +52,17 @@ def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def _array(path: str, aval: Aval, sharding: Any, kind: str, memory: str | None) -> dict[str, Any]:
-    match = _TYPE.fullmatch(kind)
-    assert match, kind
-    sizes, order, rest = match.groups(default="")
-    tiles = _TILES.search(rest)
+    part = array(kind)
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else None
+    whole = [()] * (len(aval.shape) - len(spec.partitions)) if spec else []
     return {
         "path": path,
         "dtype": aval.dtype,
         "shape": list(map(int, aval.shape)),
-        "shard_shape": _numbers(sizes),
-        "sharding": _axes(sharding, len(aval.shape)),
-        "minor_to_major": _numbers(order),
-        "tiles": [_numbers(tile) for tile in _TILE.findall(tiles[0])] if tiles else [],
-        **({"unreduced": list(unreduced)} if (unreduced := _unreduced(sharding)) else {}),
+        "shard_shape": list(part.dims),
+        "sharding": list(map(list, (*spec.partitions, *whole))) if spec else None,
+        "minor_to_major": list(part.order),
+        "tiles": list(map(list, part.tiles)),
+        **({"unreduced": list(spec.unreduced)} if spec and spec.unreduced else {}),
         **({"memory_kind": memory} if memory else {}),
     }
-
-
-def _unreduced(sharding: Any) -> tuple[str, ...]:
-    return sharding.spec.unreduced if isinstance(sharding, NamedSharding) else ()
-
-
-def _axes(sharding: Any, rank: int) -> list[list[str]] | None:
-    if not isinstance(sharding, NamedSharding):
-        return None
-    split = sharding.spec.partitions
-    return [*map(list, split), *([] for _ in range(rank - len(split)))]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]

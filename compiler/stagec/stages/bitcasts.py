@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from stagec.costs import hlo
-from stagec.costs.hlo import Instruction
 from stagec.stages.hlo_writer import Array, Refused, Writer, array, listed
 
 
-def rewrite(instruction: Instruction, writer: Writer) -> str:
+def rewrite(writer: Writer) -> str:
     """Write what a bitcast does; return its name. Raises Refused."""
-    (operand,) = instruction.operands
-    before, after = array(writer.type_of(operand)), array(instruction.type)
+    (operand,) = writer.instruction.operands
+    before, after = array(writer.type_of(operand)), array(writer.instruction.type)
     value = writer.values[operand]
     tiled = before.tiles != after.tiles or before.physical[-2:] != after.physical[-2:]
     flat = _in_memory(before, writer, value, tiled)
@@ -44,8 +44,21 @@ def _other_dtype(value: str, dtype: str, writer: Writer) -> str:
     return writer.add(f"{dtype}[{length * ratio}]", "reshape", value)
 
 
-def _steps(type_: Array) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Yield for each tile the sizes that are padded to whole tiles, those split into tiles, and the order of these."""
+class _Step(NamedTuple):
+    """What a tile does: sizes are padded to whole tiles, split into tiles, and these are put in order."""
+
+    sizes: tuple[int, ...]
+    padded: tuple[int, ...]
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        return tuple(self.split[axis] for axis in self.order)
+
+
+def _steps(type_: Array) -> Iterator[_Step]:
+    """Yield what each tile does, the outer one first."""
     sizes = type_.physical
     for tile in type_.tiles:
         sizes = (1,) * (len(tile) - len(sizes)) + sizes
@@ -54,13 +67,14 @@ def _steps(type_: Array) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tup
         padded = (*sizes[:fixed], *(count * along for count, along in zip(counts, tile, strict=True)))
         split = (*sizes[:fixed], *(size for pair in zip(counts, tile, strict=True) for size in pair))
         order = (*range(fixed), *range(fixed, len(split), 2), *range(fixed + 1, len(split), 2))
-        yield padded, split, order
-        sizes = tuple(split[axis] for axis in order)
+        step = _Step(sizes, padded, split, order)
+        yield step
+        sizes = step.moved
 
 
 def _length(type_: Array) -> int:
     steps = list(_steps(type_))
-    return math.prod(steps[-1][0] if steps else type_.dims)
+    return math.prod(steps[-1].padded if steps else type_.dims)
 
 
 def _in_memory(type_: Array, writer: Writer, value: str, tiled: bool) -> str:
@@ -69,48 +83,35 @@ def _in_memory(type_: Array, writer: Writer, value: str, tiled: bool) -> str:
     if order != tuple(range(len(order))):
         value = writer.add(_typed(type_.dtype, type_.physical), "transpose", value, dimensions=listed(order))
     sizes = type_.physical
-    for padded, split, order in _steps(type_) if tiled else ():
-        sizes = (1,) * (len(padded) - len(sizes)) + sizes
-        value = _reshape(writer, type_.dtype, sizes, value)
-        if padded != sizes:
-            most = "x".join(f"0_{more - size}" for size, more in zip(sizes, padded, strict=True))
+    for step in _steps(type_) if tiled else ():
+        value = _reshape(writer, type_.dtype, step.sizes, value)
+        if step.padded != step.sizes:
+            most = "x".join(f"0_{more - size}" for size, more in zip(step.sizes, step.padded, strict=True))
             nothing = writer.constant(type_.dtype, "false" if type_.dtype == "pred" else "0")
-            value = writer.add(_typed(type_.dtype, padded), "pad", value, nothing, padding=most)
-        value = _reshape(writer, type_.dtype, split, value)
-        sizes = tuple(split[axis] for axis in order)
-        value = writer.add(_typed(type_.dtype, sizes), "transpose", value, dimensions=listed(order))
+            value = writer.add(_typed(type_.dtype, step.padded), "pad", value, nothing, padding=most)
+        value = _reshape(writer, type_.dtype, step.split, value)
+        sizes = step.moved
+        value = writer.add(_typed(type_.dtype, sizes), "transpose", value, dimensions=listed(step.order))
     return _reshape(writer, type_.dtype, (math.prod(sizes),), value)
 
 
 def _from_memory(type_: Array, writer: Writer, value: str, tiled: bool) -> str:
     """The array whose elements are in memory in the order of `value`."""
     sizes = type_.physical
-    for padded, split, order in reversed(list(_steps(type_))) if tiled else ():
-        inverse = [order.index(axis) for axis in range(len(order))]
-        value = _reshape(writer, type_.dtype, [split[axis] for axis in order], value)
-        value = writer.add(_typed(type_.dtype, split), "transpose", value, dimensions=listed(inverse))
-        value = _reshape(writer, type_.dtype, padded, value)
-        before = _before(type_, padded)
-        if before != padded:
-            limits = "{" + ", ".join(f"[0:{size}]" for size in before) + "}"
-            value = writer.add(_typed(type_.dtype, before), "slice", value, slice=limits)
+    for step in reversed(list(_steps(type_))) if tiled else ():
+        inverse = [step.order.index(axis) for axis in range(len(step.order))]
+        value = _reshape(writer, type_.dtype, step.moved, value)
+        value = writer.add(_typed(type_.dtype, step.split), "transpose", value, dimensions=listed(inverse))
+        value = _reshape(writer, type_.dtype, step.padded, value)
+        if step.sizes != step.padded:
+            limits = "{" + ", ".join(f"[0:{size}]" for size in step.sizes) + "}"
+            value = writer.add(_typed(type_.dtype, step.sizes), "slice", value, slice=limits)
     value = _reshape(writer, type_.dtype, sizes, value)
     order = tuple(reversed(type_.order))
     inverse = [order.index(axis) for axis in range(len(order))]
     if inverse == list(range(len(order))):
         return value
     return writer.add(type_.plain, "transpose", value, dimensions=listed(inverse))
-
-
-def _before(type_: Array, padded: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes that were padded to `padded`."""
-    sizes = type_.physical
-    for more, split, order in _steps(type_):
-        sizes = (1,) * (len(more) - len(sizes)) + sizes
-        if more == padded:
-            return sizes
-        sizes = tuple(split[axis] for axis in order)
-    raise AssertionError(padded)
 
 
 def _typed(dtype: str, sizes: Sequence[int]) -> str:

@@ -156,29 +156,29 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
         hardware = backend.hardware(spec.target)
     except CannotCompile as error:
         raise problem(error, spec) from error
-    paths = [*map(argument_path, lowered.in_tree.paths()), *(f"result{path}" for path in lowered.out_tree.paths())]
-    shardings = (*lowered.in_shardings, *lowered.out_shardings)
-    return components.of_executable(
-        {
-            "function": spec.function,
-            "target": {
-                **fields(spec.target),
-                "device_kind": hardware.device_kind,
-                "requires": list(hardware.requires),
-            },
-            "bucket": dict(sorted(spec.bucket.items())),
-            "in_tree": lowered.in_tree.to_json(),
-            "in_avals": list(map(str, lowered.flat_in_avals)),
-            "out_tree": lowered.out_tree.to_json(),
-            "out_avals": list(map(str, lowered.flat_out_avals)),
-            "donated": lowered.donated,
-            "kept_var_idx": lowered.kept_var_idx,
-            "shardings": {path: _told(sharding) for path, sharding in zip(paths, shardings, strict=True) if sharding},
-            "versions": {"jaxlib": compatibility.version(), "stagec": VERSION, **(hardware.versions or {})},
-        },
-        exported.mlir_module_serialized,
-        backend.environment(spec.target),
-    )
+    target, arguments = fields(spec.target), range(len(lowered.flat_in_avals))
+    shown_otherwise = ("name", "compiler_options", "figures")
+    paths = [*map(argument_path, lowered.in_tree.paths()), *lowered.out_tree.paths("result")]
+    avals = zip(paths, (*lowered.flat_in_avals, *lowered.flat_out_avals), strict=True)
+    shardings = zip(paths, (*lowered.in_shardings, *lowered.out_shardings), strict=True)
+    values: dict[str, object] = {
+        **{f"aval {path}": str(aval) for path, aval in avals},
+        **{f"bucket {name}": size for name, size in sorted(spec.bucket.items())},
+        "donated arguments": [i for i in arguments if lowered.donated[i]],
+        "unused arguments": sorted({*arguments} - {*lowered.kept_var_idx}),
+        **{f"sharding {path}": _told(sharding) for path, sharding in shardings if sharding},
+        **{f"target {key}": value for key, value in target.items() if key not in shown_otherwise},
+        "target device_kind": hardware.device_kind,
+        "target requires": list(hardware.requires),
+        **{f"target figure {key}": value for key, value in target.get("figures", {}).items()},
+        **{f"compiler option {key}": value for key, value in target["compiler_options"].items()},
+        "jaxlib": compatibility.version(),
+        "stagec": VERSION,
+        **(hardware.versions or {}),
+        **{f"environment {name}": value for name, value in sorted(backend.environment(spec.target).items())},
+    }
+    source = components.source(spec.function, exported.mlir_module_serialized)
+    return {**source, **components.table(values)}
 
 
 def problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:

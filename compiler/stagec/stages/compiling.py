@@ -60,25 +60,17 @@ def compile_program(program: Lowered, options: Mapping[str, CompilerOption], tar
     sizes = mesh.axis_sizes if mesh else (program.nr_devices,) if program.nr_devices > 1 else ()
     with phases.phase("compile"), mlir.context():
         module = backend.compile_module(ir.Module.parse(program.module), named, sizes)
-    description = describe(
-        program,
-        Target(
-            name=named.name,
-            platform=named.platform,
-            device_kind=hardware.device_kind,
-            requires=hardware.requires,
-            compiler_options=dict(sorted(described(named.compiler_options).items())),
-            settings=settings(named),
-        ),
-        module,
-        hardware,
-        mesh,
+    of_target = Target(
+        name=named.name,
+        platform=named.platform,
+        device_kind=hardware.device_kind,
+        requires=hardware.requires,
+        compiler_options=dict(sorted(described(named.compiler_options).items())),
+        settings=settings(named),
     )
-    versions = {**description.versions, **(hardware.versions or {})}
-    description = description._replace(versions=dict(sorted(versions.items())))
     return Compiled(
         module.executable,
-        description,
+        describe(program, of_target, module, hardware, mesh),
         module.hlo,
         mesh,
         optimized=module.optimized,

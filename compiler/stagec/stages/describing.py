@@ -34,6 +34,8 @@ def describe(
     mesh: Mesh | None,
 ) -> Description:
     """Describe an executable that comes from no manifest."""
+    calls = set(re.findall(r'custom_call_target="([^"]+)"', module.hlo))
+    versions = {"jaxlib": compatibility.version(), "stagec": VERSION, **(hardware.versions or {})}
     return Description(
         manifest="",
         function=program.fun_name,
@@ -49,11 +51,11 @@ def describe(
         kept_var_idx=program.kept_var_idx,
         donated=program.donated,
         # XLA adds calls and drops dead ones: the optimized program is what runs.
-        custom_calls={name: _provider(program, name) for name in sorted(_custom_calls(module.hlo))},
+        custom_calls={name: _provider(program, name) for name in sorted(calls)},
         cost_analysis=module.cost_analysis,
         memory_analysis=module.memory_analysis,
         analysis=analysis.of_module(module, hardware),
-        versions={"jaxlib": compatibility.version(), "stagec": VERSION},
+        versions=dict(sorted(versions.items())),
         abi=abi.of_module(program, module.hlo),
         exported_sha256="",
         stablehlo_sha256="",
@@ -102,15 +104,8 @@ def spec_of(description: Description) -> ExecutableSpec:
     Raises ValueError where a description does not have all of it: of a file it has the digest alone.
     """
     target = description.target
-    digests = (
-        ("autotuning_results", target.settings.get("autotuning_results")),
-        (
-            "fdo_profile",
-            target.compiler_options.get("fdo_profile"),
-        ),
-    )
-    for name, value in digests:
-        if value:
+    for name, fields_of in (("autotuning_results", target.settings), ("fdo_profile", target.compiler_options)):
+        if fields_of.get(name):
             raise ValueError(f"it was compiled with a file that the bundle does not have: {name}")
     common = {"name": target.name, "platform": target.platform, "compiler_options": target.compiler_options}
     try:
@@ -123,7 +118,3 @@ def spec_of(description: Description) -> ExecutableSpec:
 def _provider(program: Lowered, name: str) -> str:
     """Return who provides a custom call of the optimized program: XLA's compiler itself, where the module has none."""
     return provider(name) if name in program.custom_calls or program.platform == "cpu" else TOOLCHAIN
-
-
-def _custom_calls(hlo: str) -> set[str]:
-    return set(re.findall(r'custom_call_target="([^"]+)"', hlo))

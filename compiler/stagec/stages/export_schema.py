@@ -1,118 +1,74 @@
-"""The schema of a serialized `jax.export.Exported`: a class for each table, with its fields by their slots.
+"""The schema of a serialized `jax.export.Exported`: its tables and enumerations.
 
 Names and order are those of jax/_src/export/serialization.fbs, which only ever grows at the end of a table;
 tests/stages/test_serialization.py holds them against the accessors that JAX generated of it.
 """
 
-import functools
+from collections.abc import Mapping
 
-# Tables. Each has as many slots as fields.
+from stagec.core.trees.tree import Kind
 
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "PyTreeDef": {
+        "kind": "int8",
+        "children": "[PyTreeDef]",
+        "children_names": "[string]",
+        "custom_name": "string",
+        "custom_auxdata": "bytes",
+    },
+    "AbstractDevice": {"device_kind": "string", "num_cores": "uint32?", "platform": "string"},
+    "AbstractMesh": {
+        "axis_sizes": "[uint32]",
+        "axis_names": "[string]",
+        "axis_types": "[int8]",
+        "abstract_device": "AbstractDevice",
+    },
+    "PartitionSpecOneAxis": {"axes": "[string]"},
+    "PartitionSpec": {"partitions": "[PartitionSpecOneAxis]", "reduced": "[string]", "unreduced": "[string]"},
+    "NamedSharding": {
+        "mesh": "AbstractMesh",
+        "spec": "PartitionSpec",
+        "memory_kind": "string",
+        "abstract_mesh_idx": "uint32",
+    },
+    "AbstractValue": {"kind": "int8", "shape": "[string]", "dtype": "int8", "memory_space": "int8"},
+    "Sharding": {"kind": "int8", "hlo_sharding_proto": "bytes", "named_sharding": "NamedSharding"},
+    "Effect": {"type_name": "string"},
+    "DisabledSafetyCheck": {"kind": "int8", "custom_call_target": "string"},
+    "Exported": {
+        "serialization_version": "uint16",
+        "function_name": "string",
+        "in_tree": "PyTreeDef",
+        "in_avals": "[AbstractValue]",
+        "out_tree": "PyTreeDef",
+        "out_avals": "[AbstractValue]",
+        "nr_devices_short": "int16",
+        "in_shardings": "[Sharding]",
+        "out_shardings": "[Sharding]",
+        "platforms": "[string]",
+        "ordered_effects": "[Effect]",
+        "unordered_effects": "[Effect]",
+        "disabled_checks": "[DisabledSafetyCheck]",
+        "mlir_module_serialized": "bytes",
+        "calling_convention_version": "uint16",
+        "module_kept_var_idx": "[uint16]",
+        "uses_global_constants": "bool",
+        "vjp": "Exported",
+        "nr_devices": "uint32",
+        "unique_avals": "[AbstractValue]",
+        "unique_abstract_meshes": "[AbstractMesh]",
+        "unique_named_shardings": "[NamedSharding]",
+        "in_avals_idxs": "[uint32]",
+        "out_avals_idxs": "[uint32]",
+        "in_shardings_idxs": "[uint32]",
+        "out_shardings_idxs": "[uint32]",
+    },
+}
+"""The fields of each table with their types, in the order of their slots.
 
-class PyTreeDef:
-    """Slots of the table PyTreeDef."""
-
-    KIND, CHILDREN, CHILDREN_NAMES, CUSTOM_NAME, CUSTOM_AUXDATA = range(5)
-
-
-class AbstractDevice:
-    """Slots of the table AbstractDevice."""
-
-    DEVICE_KIND, NUM_CORES, PLATFORM = range(3)
-
-
-class AbstractMesh:
-    """Slots of the table AbstractMesh."""
-
-    AXIS_SIZES, AXIS_NAMES, AXIS_TYPES, ABSTRACT_DEVICE = range(4)
-
-
-class PartitionSpecOneAxis:
-    """Slots of the table PartitionSpecOneAxis."""
-
-    (AXES,) = range(1)
-
-
-class PartitionSpec:
-    """Slots of the table PartitionSpec."""
-
-    PARTITIONS, REDUCED, UNREDUCED = range(3)
-
-
-class NamedSharding:
-    """Slots of the table NamedSharding."""
-
-    MESH, SPEC, MEMORY_KIND, ABSTRACT_MESH_IDX = range(4)
-
-
-class AbstractValue:
-    """Slots of the table AbstractValue."""
-
-    KIND, SHAPE, DTYPE, MEMORY_SPACE = range(4)
-
-
-class Sharding:
-    """Slots of the table Sharding."""
-
-    KIND, HLO_SHARDING_PROTO, NAMED_SHARDING = range(3)
-
-
-class Effect:
-    """Slots of the table Effect."""
-
-    (TYPE_NAME,) = range(1)
-
-
-class DisabledSafetyCheck:
-    """Slots of the table DisabledSafetyCheck."""
-
-    KIND, CUSTOM_CALL_TARGET = range(2)
-
-
-class Exported:
-    """Slots of the table Exported."""
-
-    (
-        SERIALIZATION_VERSION,
-        FUNCTION_NAME,
-        IN_TREE,
-        IN_AVALS,
-        OUT_TREE,
-        OUT_AVALS,
-        NR_DEVICES_SHORT,
-        IN_SHARDINGS,
-        OUT_SHARDINGS,
-        PLATFORMS,
-        ORDERED_EFFECTS,
-        UNORDERED_EFFECTS,
-        DISABLED_CHECKS,
-        MLIR_MODULE_SERIALIZED,
-        CALLING_CONVENTION_VERSION,
-        MODULE_KEPT_VAR_IDX,
-        USES_GLOBAL_CONSTANTS,
-        VJP,
-        NR_DEVICES,
-        UNIQUE_AVALS,
-        UNIQUE_ABSTRACT_MESHES,
-        UNIQUE_NAMED_SHARDINGS,
-        IN_AVALS_IDXS,
-        OUT_AVALS_IDXS,
-        IN_SHARDINGS_IDXS,
-        OUT_SHARDINGS_IDXS,
-    ) = range(26)
-
-
-TABLES = (
-    *(PyTreeDef, AbstractDevice, AbstractMesh, PartitionSpecOneAxis, PartitionSpec, NamedSharding, AbstractValue),
-    *(Sharding, Effect, DisabledSafetyCheck, Exported),
-)
-
-
-@functools.cache
-def slots(table: type) -> int:
-    """Return how many slots a table has."""
-    return sum(name.isupper() for name in vars(table))
-
+A type is a scalar, with a question mark where it may be left out; "string", "bytes" or the name of a table; or one of
+these in brackets, for a vector.
+"""
 
 # Enumerations: our names, by value.
 
@@ -126,7 +82,7 @@ DTYPES = (
 # fmt: on
 CHECKS = ("platform", "custom_call", "shape_assertions")
 """DisabledSafetyCheckKind."""
-KINDS = ("leaf", "none", "tuple", "list", "dict", "custom")
+KINDS: tuple[Kind, ...] = ("leaf", "none", "tuple", "list", "dict", "custom")
 """PyTreeDefKind."""
 DEVICE_MEMORY = 1
 """MemorySpace; 0 is not written."""

@@ -225,12 +225,11 @@ class Exported:
                 what = f"{place} has shape {shape}; expected {len(aval.shape)} dimensions ({aval})"
                 raise CallError("shape", f"{self.fun_name}: {what}")
             equations += zip(aval.shape, given, strict=True)
-        try:
-            return solve(equations)
-        except DimensionError:
-            pairs = zip(self.in_avals, paths, strict=True)
-            ranks = [(self._usage.path(argument_path(path)), len(aval.shape)) for aval, path in pairs]
-            places = [f"{place}.shape[{i}]" for place, rank in ranks for i in range(rank)]
+        places = (
+            f"{self._usage.path(argument_path(path))}.shape[{i}]"
+            for aval, path in zip(self.in_avals, paths, strict=True)
+            for i in range(len(aval.shape))
+        )
         try:
             return solve(equations, places)
         except DimensionError as error:

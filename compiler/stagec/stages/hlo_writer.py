@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stagec.costs import hlo
 from stagec.costs.hlo import Computation, Instruction, Program
@@ -12,6 +13,8 @@ from stagec.costs.hlo import Computation, Instruction, Program
 _LAYOUT = re.compile(r"(?<=\])\{[^}]*\}")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _TILES = re.compile(r"T((?:\([\d,*]+\))+)")
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"?|[][(){},]', re.DOTALL)
+"""A string, a bracket or a comma."""
 
 
 class Refused(Exception):
@@ -65,33 +68,26 @@ def listed(numbers: Sequence[int]) -> str:
 
 def attributes(text: str) -> dict[str, str]:
     """Return the attributes of an instruction, by name, as XLA writes them after the operands."""
-    named, depth, quoted, start, at = {}, 0, False, 0, 0
-    while at <= len(text):
-        character = text[at] if at < len(text) else ","
-        if quoted:
-            quoted = character != '"'
-            at += character == "\\"
-        elif character == '"':
-            quoted = True
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        elif character == "," and not depth:
-            name, _, value = text[start:at].strip().partition("=")
+    named, depth, start = {}, 0, 0
+    for match in _MARK.finditer(f"{text},"):
+        depth += (match[0] in "([{") - (match[0] in ")]}")
+        if match[0] == "," and not depth:
+            name, _, value = text[start : match.start()].strip().partition("=")
             if name:
                 named[name] = value
-            start = at + 1
-        at += 1
+            start = match.end()
     return named
 
 
 class Writer:
-    """What an instruction of a device's program becomes: instructions for CPUs, in the same computation.
+    """What the instructions of a device's computation become: instructions for CPUs, in the same computation.
 
     num_devices: of the program. values: for each of the device's instructions, the one that has its result.
     types: of those that were written. beside: computations that were written.
+    instruction: the device's instruction that is written now, since `begin`.
     """
+
+    instruction: Instruction
 
     def __init__(self, computation: Computation, program: Program, num_devices: int) -> None:
         self.computation = computation
@@ -101,16 +97,59 @@ class Writer:
         self.types: dict[str, str] = {}
         self.lines: list[tuple[str, str]] = []
         self.beside: list[str] = []
-        self._name = ""
         self._parts = 0
 
-    def begin(self, name: str) -> None:
-        """Name what is written after the device's instruction `name`."""
-        self._name, self._parts = name, 0
+    def begin(self, instruction: Instruction) -> None:
+        """Begin to write an instruction: what is written from here on has its name."""
+        self.instruction, self._parts = instruction, 0
+
+    @property
+    def type(self) -> str:
+        """The type of the instruction's result, without layout."""
+        return plain(self.instruction.type)
+
+    @property
+    def result(self) -> Array:
+        """The array that is the instruction's result, or the first of its results. Raises Refused."""
+        return array(plain(hlo.elements(self.instruction.type)[0]))
+
+    @property
+    def results(self) -> list[Array]:
+        """All arrays of the instruction's result. Raises Refused."""
+        return [array(plain(type_)) for type_ in hlo.elements(self.instruction.type)]
+
+    @property
+    def operands(self) -> list[str]:
+        """What was written for the instruction's operands."""
+        return [self.values[operand] for operand in self.instruction.operands]
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The instruction's attributes."""
+        return attributes(self.instruction.attributes)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The instruction's backend_config: JSON, or MLIR's attributes."""
+        text = self.attributes.get("backend_config", "{}")
+        try:
+            config: dict[str, Any] = json.loads(text)
+        except ValueError:
+            pairs = (pair.partition(" = ") for pair in text.strip("{}").split(", "))
+            return {name: {"true": True, "false": False}.get(value, value) for name, _, value in pairs if name}
+        return config
+
+    def type_of(self, operand: str) -> str:
+        """Return the type of one of the device's instructions of this computation, with its layout."""
+        return self.computation.instructions[operand].type
 
     def add(self, type_: str, opcode: str, *operands: str, **rest: str) -> str:
         """Write an instruction; return its name. operands: names; rest: attributes, with _ for -."""
         return self.write(type_, f"{opcode}({', '.join(f'%{name}' for name in operands)})", rest)
+
+    def same(self, opcode: str, *operands: str) -> str:
+        """Write an operation of elements, whose result has the type of its operands."""
+        return self.add(self.types[operands[0]], opcode, *operands)
 
     def constant(self, dtype: str, value: str) -> str:
         """Write a scalar constant."""
@@ -123,7 +162,7 @@ class Writer:
     def write(self, type_: str, text: str, rest: Mapping[str, str]) -> str:
         """Write an instruction whose operands are text."""
         self._parts += 1
-        name = f"{self._name}.cpu{self._parts}"
+        name = f"{self.instruction.name}.cpu{self._parts}"
         suffix = "".join(f", {key}={value}" for key, value in rest.items())
         self.lines.append((name, f"%{name} = {type_} {text}{suffix}"))
         self.types[name] = plain(type_)
@@ -150,19 +189,6 @@ class Writer:
 
     def function(self, body: str) -> str:
         """Write a computation beside this one, `{...}`; return its name."""
-        name = f"{self.computation.name}.{self._name}.cpu{len(self.beside)}"
+        name = f"{self.computation.name}.{self.instruction.name}.cpu{len(self.beside)}"
         self.beside.append(f"%{name} {body}\n")
         return name
-
-    def reducer(self, opcode: str, dtype: str) -> str:
-        """Write a computation that applies an operation to two numbers."""
-        body = f"  %a = {dtype}[] parameter(0)\n  %b = {dtype}[] parameter(1)\n  ROOT %c = {dtype}[] {opcode}(%a, %b)\n"
-        return self.function(f"{{\n{body}}}")
-
-    def type_of(self, operand: str) -> str:
-        """Return the type of one of the device's instructions of this computation, with its layout."""
-        return self.computation.instructions[operand].type
-
-    def operands(self, instruction: Instruction) -> list[str]:
-        """Return what was written for an instruction's operands."""
-        return [self.values[operand] for operand in instruction.operands]

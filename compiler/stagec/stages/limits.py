@@ -180,7 +180,7 @@ def _table(description: Description, program: str, names: Sequence[str]) -> str:
 def named(arrays: Sequence[Buffer], description: Description, names: Sequence[str]) -> Iterator[Buffer]:
     """Yield buffers with the names of arguments and results, as a person knows them. names: as for `exceeded`."""
     arguments = dict(enumerate(names))
-    results = {index: f"result{path}" for index, path in enumerate(description.out_tree.paths())}
+    results = dict(enumerate(description.out_tree.paths("result")))
     for buffer in arrays:
         table = {"argument": arguments, "result": results}.get(buffer.kind, {})
         yield dataclasses.replace(buffer, name=table.get(buffer.index, buffer.name))

@@ -17,12 +17,11 @@ from jaxlib import _jax, xla_client
 
 from stagec.core.telling.refusal import LoadError
 from stagec.costs import collectives, hlo
-from stagec.costs.hlo import Instruction
 from stagec.pjrt import clients, compatibility, turns
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import ArraySpecs, Executable
 from stagec.stages import bitcasts, device_calls
-from stagec.stages.hlo_writer import Refused, Writer, array, attributes, listed, plain
+from stagec.stages.hlo_writer import Refused, Writer, array, listed, plain
 
 _ALIASES = re.compile(r" input_output_alias=\{ (.*?) \}(?:,|$)")
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}, [a-z]+-alias\)")
@@ -73,15 +72,15 @@ def for_cpus(text: str, num_devices: int = 1) -> str:
     for computation in program.computations.values():
         writer = Writer(computation, program, num_devices)
         for instruction in computation.instructions.values():
-            writer.begin(instruction.name)
+            writer.begin(instruction)
             try:
-                _check(instruction, writer)
-                writer.values[instruction.name] = _rewrite(instruction, writer)
+                _check(writer)
+                writer.values[instruction.name] = _rewrite(writer)
             except Refused as refused:
-                what = instruction.opcode
-                target = attributes(instruction.attributes).get("custom_call_target")
-                reasons[instruction.name] = f"{what} {target}: {refused}" if target else f"{what}: {refused}"
-                writer.values[instruction.name] = writer.zeros(plain(instruction.type))
+                target = writer.attributes.get("custom_call_target")
+                what = f"{instruction.opcode} {target}" if target else instruction.opcode
+                reasons[instruction.name] = f"{what}: {refused}"
+                writer.values[instruction.name] = writer.zeros(writer.type)
         root = writer.values[computation.root.name]
         lines = "".join(f"  {'ROOT ' if name == root else ''}{line}\n" for name, line in writer.lines)
         entry = "ENTRY " if computation.name == program.entry else ""
@@ -95,20 +94,20 @@ def _name(text: str) -> str:
     return re.split(r"[ ,\n]", text.removeprefix("HloModule "), maxsplit=1)[0]
 
 
-def _check(instruction: Instruction, writer: Writer) -> None:
+def _check(writer: Writer) -> None:
     """Compare what a call passes with what the computation takes, and gives, layouts too: nothing copies between.
 
     Raises Refused. Instructions are for CPUs without layouts, so what follows a wrong one would not show it.
     """
-    computations, types = writer.program.computations, list(map(writer.type_of, instruction.operands))
-    opcode, pairs = instruction.opcode, []
+    instruction, computations = writer.instruction, writer.program.computations
+    types, opcode, pairs = list(map(writer.type_of, instruction.operands)), instruction.opcode, []
     if opcode in ("call", "fusion", "async-start") and instruction.called:
         called = computations[instruction.called]
         pairs = list(zip(types, [parameter.type for parameter in called.parameters], strict=True))
         pairs.append((called.root.type, instruction.result))
     elif opcode == "while":
         for which in ("condition", "body"):
-            called = computations[attributes(instruction.attributes)[which].removeprefix("%")]
+            called = computations[writer.attributes[which].removeprefix("%")]
             pairs += [(types[0], called.parameters[0].type)]
         pairs += [(called.root.type, instruction.type), (types[0], instruction.type)]
     elif opcode == "conditional":
@@ -154,34 +153,33 @@ def check_aliases(text: str, donated: Collection[int]) -> None:
         raise NotCovered(reasons)
 
 
-def _rewrite(instruction: Instruction, writer: Writer) -> str:
-    opcode = instruction.opcode
+def _rewrite(writer: Writer) -> str:
+    opcode = writer.instruction.opcode
     if opcode in _REFUSED:
         raise Refused(_REFUSED[opcode])
     if opcode in _REWRITES:
-        return _REWRITES[opcode](instruction, writer)
+        return _REWRITES[opcode](writer)
     if opcode.endswith("-start"):
-        return _start(instruction, writer)
+        return _start(writer)
     if opcode.endswith(("-done", "-update")):
-        return _done(instruction, writer)
-    return _same(instruction, writer)
+        return _done(writer)
+    return _same(writer)
 
 
-def _kept(instruction: Instruction) -> dict[str, str]:
-    return {name: value for name, value in attributes(instruction.attributes).items() if name not in _DROPPED}
+def _kept(writer: Writer) -> dict[str, str]:
+    return {name: value for name, value in writer.attributes.items() if name not in _DROPPED}
 
 
-def _same(instruction: Instruction, writer: Writer, operation: str = "", type_: str = "") -> str:
+def _same(writer: Writer, operation: str = "", type_: str = "") -> str:
     """The same instruction, without what is for the device alone."""
-    opcode, rest = operation or instruction.opcode, _kept(instruction)
+    opcode, rest = operation or writer.instruction.opcode, _kept(writer)
     if "replica_groups" in rest:
-        rest["replica_groups"] = _groups(instruction, writer)
+        rest["replica_groups"] = _groups(writer)
         rest.pop("device_ids", None)
-    operands = writer.operands(instruction)
-    if _mixed(opcode, instruction.type):
-        dtype = array(plain(instruction.type)).dtype
-        operands = [_converted(writer, operand, dtype) for operand in operands]
-    type_ = plain(type_ or instruction.type)
+    operands = writer.operands
+    if _mixed(opcode, writer.type):
+        operands = [_converted(writer, operand, array(writer.type).dtype) for operand in operands]
+    type_ = type_ or writer.type
     if opcode in _ONE_BY_ONE and type_.startswith("("):
         # With several operands XLA:CPU (jaxlib 0.10.2) gathers other values than with each alone.
         alone = zip(hlo.parts(type_), operands, strict=True)
@@ -220,28 +218,28 @@ def _converted(writer: Writer, operand: str, dtype: str) -> str:
     return writer.cast(operand, dtype) if type_.partition("[")[0] in _FLOATS - {dtype} else operand
 
 
-def _reduce(instruction: Instruction, writer: Writer) -> str:
+def _reduce(writer: Writer) -> str:
     """The same, in the dtypes that the reducer has; XLA:TPU may give others."""
+    instruction = writer.instruction
     root = writer.program.computations[instruction.called].root.type
     wanted = [type_.partition("[")[0] for type_ in hlo.elements(root)]
     given = list(map(array, hlo.elements(instruction.type)))
-    operands = writer.operands(instruction)
-    operands = [_converted(writer, name, wanted[i % len(wanted)]) for i, name in enumerate(operands)]
+    operands = [_converted(writer, name, wanted[i % len(wanted)]) for i, name in enumerate(writer.operands)]
     types = [type_._replace(dtype=dtype).plain for type_, dtype in zip(given, wanted, strict=True)]
-    if not instruction.type.startswith("("):
-        made = writer.add(types[0], instruction.opcode, *operands, **_kept(instruction))
+    if not writer.type.startswith("("):
+        made = writer.add(types[0], instruction.opcode, *operands, **_kept(writer))
         return _converted(writer, made, given[0].dtype)
-    made = writer.add(f"({', '.join(types)})", instruction.opcode, *operands, **_kept(instruction))
+    made = writer.add(f"({', '.join(types)})", instruction.opcode, *operands, **_kept(writer))
     if wanted == [type_.dtype for type_ in given]:
         return made
     parts = [_converted(writer, writer.element(made, i), type_.dtype) for i, type_ in enumerate(given)]
-    return writer.add(plain(instruction.type), "tuple", *parts)
+    return writer.add(writer.type, "tuple", *parts)
 
 
-def _groups(instruction: Instruction, writer: Writer) -> str:
+def _groups(writer: Writer) -> str:
     """Which replicas exchange with each other, as the partitions do."""
-    given = attributes(instruction.attributes)
-    exchange = collectives.exchange(instruction, writer.computation, False)
+    given = writer.attributes
+    exchange = collectives.exchange(writer.instruction, writer.computation, False)
     if exchange is None or not exchange.among:
         raise Refused(f"its groups cannot be read: {given['replica_groups']}")
     # Without ids of devices the groups are of replicas, and all partitions of them exchange: there is one replica.
@@ -250,72 +248,54 @@ def _groups(instruction: Instruction, writer: Writer) -> str:
     return "{" + ",".join(map(listed, groups)) + "}"
 
 
-def _written(instruction: Instruction, writer: Writer) -> str:
-    return writer.write(plain(instruction.type), f"{instruction.opcode}({instruction.written})", {})
+def _written(writer: Writer) -> str:
+    return writer.write(writer.type, f"{writer.instruction.opcode}({writer.instruction.written})", {})
 
 
-def _call(instruction: Instruction, writer: Writer) -> str:
-    return _called(instruction, writer, plain(instruction.type))
-
-
-def _called(instruction: Instruction, writer: Writer, type_: str) -> str:
+def _called(writer: Writer, type_: str) -> str:
     """Write a call; what it passes and gives has the dtypes that the computation has."""
-    called = writer.program.computations[instruction.called]
-    operands = writer.operands(instruction)
-    for i, (operand, parameter) in enumerate(zip(operands, called.parameters, strict=True)):
-        operands[i] = _converted(writer, operand, plain(parameter.type).partition("[")[0])
-    made = writer.add(plain(called.root.type), "call", *operands, to_apply=f"%{instruction.called}")
+    called = writer.program.computations[writer.instruction.called]
+    passed = [
+        _converted(writer, operand, plain(parameter.type).partition("[")[0])
+        for operand, parameter in zip(writer.operands, called.parameters, strict=True)
+    ]
+    made = writer.add(plain(called.root.type), "call", *passed, to_apply=f"%{called.name}")
     return _converted(writer, made, type_.partition("[")[0])
 
 
-def _copy(instruction: Instruction, writer: Writer) -> str:
-    return _converted(writer, writer.operands(instruction)[0], instruction.type.partition("[")[0])
-
-
-def _start(instruction: Instruction, writer: Writer) -> str:
+def _start(writer: Writer) -> str:
     """What begins beside others is done at once; its result is in a tuple as the device has it."""
-    type_, operation = plain(instruction.type), instruction.operation
+    operation, operands = writer.instruction.operation, writer.operands
     if operation == "all-reduce":
-        return _same(instruction, writer, operation)
-    operands = writer.operands(instruction)
+        return _same(writer, operation)
+    first, result, *context = hlo.parts(writer.type)
     if operation == "copy":
-        return writer.add(type_, "tuple", operands[0], operands[0], writer.zeros(hlo.parts(type_)[2]))
-    result = hlo.parts(type_)[1]
-    if operation in ("async", "call", "fusion"):
-        made = _called(instruction, writer, result)
+        made = operands[0]
+    elif operation in ("async", "call", "fusion"):
+        made = _called(writer, result)
     else:
-        made = _same(instruction, writer, operation, result)
-    first, _, *context = hlo.parts(type_)
+        made = _same(writer, operation, result)
     passed = writer.add(first, "tuple", *operands) if first.startswith("(") else operands[0]
-    return writer.add(type_, "tuple", passed, made, *map(writer.zeros, context))
+    return writer.add(writer.type, "tuple", passed, made, *map(writer.zeros, context))
 
 
-def _done(instruction: Instruction, writer: Writer) -> str:
-    (started,) = writer.operands(instruction)
-    if instruction.opcode.endswith("-update") or instruction.opcode == "all-reduce-done":
+def _done(writer: Writer) -> str:
+    (started,), opcode = writer.operands, writer.instruction.opcode
+    if opcode.endswith("-update") or opcode == "all-reduce-done":
         return started
-    return writer.element(started, 0 if instruction.opcode == "copy-done" else 1)
+    return writer.element(started, 0 if opcode == "copy-done" else 1)
 
 
-def _partition(instruction: Instruction, writer: Writer) -> str:
-    return writer.add(plain(instruction.type), "replica-id")
-
-
-def _replica(instruction: Instruction, writer: Writer) -> str:
-    """There is one, for each partition."""
-    return writer.zeros(plain(instruction.type))
-
-
-_REWRITES: dict[str, Callable[[Instruction, Writer], str]] = {
+_REWRITES: Mapping[str, Callable[[Writer], str]] = {
     "bitcast": bitcasts.rewrite,
     "constant": _written,
-    "copy": _copy,
+    "copy": lambda writer: _converted(writer, writer.operands[0], writer.type.partition("[")[0]),
     "custom-call": device_calls.rewrite,
-    "fusion": _call,
+    "fusion": lambda writer: _called(writer, writer.type),
     "parameter": _written,
-    "partition-id": _partition,
+    "partition-id": lambda writer: writer.add(writer.type, "replica-id"),
     "reduce": _reduce,
-    "replica-id": _replica,
+    "replica-id": lambda writer: writer.zeros(writer.type),  # there is one, for each partition
 }
 
 

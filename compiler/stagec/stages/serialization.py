@@ -1,14 +1,15 @@
 """The bytes of an `Exported`: the flatbuffers schema of `jax.export`, read and written without JAX.
 
-Slots and enumerations are those of `export_schema`. What is written is version 11 of JAX's schema, as the pinned JAX
+Tables and enumerations are those of `export_schema`. What is written is version 11 of JAX's schema, as the pinned JAX
 writes it: with the lists of avals and shardings that older readers want (before April 2026).
 """
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import flatbuffers
 from flatbuffers import number_types as types
@@ -17,15 +18,12 @@ from jaxlib import xla_client
 from stagec.core.sizes.avals import Aval, parse_aval
 from stagec.core.trees.keyed import Item, with_keys
 from stagec.core.trees.tree import LEAF, Tree
-from stagec.stages import export_schema as schema
 from stagec.stages.errors import NotExported
-from stagec.stages.export_schema import CHECKS, DEVICE_MEMORY, DTYPES, KINDS
+from stagec.stages.export_schema import CHECKS, DEVICE_MEMORY, DTYPES, KINDS, TABLES
 from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, OneSharding, PartitionSpec
 
 if TYPE_CHECKING:
     from stagec.stages.exported import Exported
-
-T = TypeVar("T")
 
 # The value of the field serialization_version: readers before December 2025 accept 2 and 3 alone, so JAX writes it too.
 _VERSION = 3
@@ -33,12 +31,28 @@ _DEEPEST = 100
 """Levels of a tree, as in JSON (`strict_json.DEEPEST`)."""
 _DICT = "builtins:dict"
 """Name of the custom node that is a dict with keys that are not strings: JAX's format has none."""
+_SCALARS: Mapping[str, Any] = {
+    "bool": types.BoolFlags,
+    "int8": types.Int8Flags,
+    "int16": types.Int16Flags,
+    "uint16": types.Uint16Flags,
+    "uint32": types.Uint32Flags,
+}
+_NOTHING: Mapping[str, Any] = {**dict.fromkeys(_SCALARS, 0), "bool": False, "string": "", "bytes": b""}
+"""What a field of a type is that is not stored; None for the others."""
+
+_Fields: TypeAlias = Mapping[str, Any]
+"""What a table is written of: its fields by name, in the order in which they are stored; None: it does not have it.
+
+A field that is a table has such a mapping in its turn.
+"""
 
 
 def read(kind: type[Exported], serialized: bytes) -> Exported:
     """Read what `jax.export.Exported.serialize` wrote, as a `kind`. Raises NotExported when it is something else."""
     try:
-        return _read_exported(kind, _Table.root(serialized))
+        start = flatbuffers.encode.Get(types.UOffsetTFlags.packer_type, serialized, 0)
+        return _read_exported(kind, _Table("Exported", serialized, start, _Budget(len(serialized))))
     # flatbuffers checks nothing: what a wrong offset raises depends on where it points.
     except (ValueError, IndexError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise NotExported(f"not a serialized jax.export.Exported ({error or type(error).__name__})") from error
@@ -50,8 +64,24 @@ def write(exported: Exported, vjp_order: int) -> bytes:
     Raises ValueError when it has fewer, or a dtype that the format does not have.
     """
     builder = flatbuffers.Builder(len(exported.mlir_module_serialized) + 4096)
-    builder.Finish(_Writer(builder).exported(exported, vjp_order))
+    builder.Finish(_write(builder, "Exported", _exported(exported, vjp_order)))
     return bytes(builder.Output())
+
+
+class _Type(NamedTuple):
+    """What a field is. scalar: flatbuffers' type; None for others. many: whether it is a vector of such values."""
+
+    slot: int
+    scalar: Any
+    name: str
+    many: bool
+
+
+@functools.cache
+def _type(table: str, field: str) -> _Type:
+    slot, text = list(TABLES[table]).index(field), TABLES[table][field]
+    name = text.strip("[]")
+    return _Type(slot, _SCALARS.get(name.removesuffix("?")), name, name != text)
 
 
 class _Budget:
@@ -71,126 +101,135 @@ class _Budget:
 
 
 class _Table:
-    """One flatbuffers table; a slot is the position of the field in the schema."""
+    """One flatbuffers table, of a name in TABLES."""
 
-    def __init__(self, buffer: bytes, position: int, budget: _Budget) -> None:
+    def __init__(self, name: str, buffer: bytes, position: int, budget: _Budget) -> None:
         budget.take(4)  # its own offset to its vtable
         if not 0 <= position <= len(buffer):
             raise ValueError("an offset points outside the file")
+        self._name = name
         self._table = flatbuffers.table.Table(buffer, position)
         self._budget = budget
 
-    @staticmethod
-    def root(buffer: bytes) -> _Table:
-        start = flatbuffers.encode.Get(types.UOffsetTFlags.packer_type, buffer, 0)
-        return _Table(buffer, start, _Budget(len(buffer)))
+    def __contains__(self, field: str) -> bool:
+        return bool(self._table.Offset(4 + 2 * _type(self._name, field).slot))
 
-    def has(self, slot: int) -> bool:
-        return bool(self._table.Offset(4 + 2 * slot))
-
-    def scalar(self, slot: int, kind: Any, default: Any = 0) -> Any:
-        offset = self._table.Offset(4 + 2 * slot)
-        return self._table.Get(kind, self._table.Pos + offset) if offset else default
-
-    def blob(self, slot: int) -> bytes:
-        offset = self._table.Offset(4 + 2 * slot)
-        return self._blob(self._table.Pos + offset) if offset else b""
-
-    def text(self, slot: int) -> str:
-        return self.blob(slot).decode("utf-8")
-
-    def table(self, slot: int) -> _Table | None:
-        offset = self._table.Offset(4 + 2 * slot)
-        return self._table_at(self._table.Pos + offset) if offset else None
-
-    def required(self, slot: int) -> _Table:
-        table = self.table(slot)
-        if table is None:
-            raise ValueError(f"field {slot} is missing")
-        return table
-
-    def tables(self, slot: int) -> list[_Table]:
-        return [self._table_at(at) for at in self._elements(slot, 4)]
-
-    def strings(self, slot: int) -> list[str]:
-        return [self._blob(at).decode("utf-8") for at in self._elements(slot, 4)]
-
-    def scalars(self, slot: int, kind: Any) -> list[Any]:
-        return [self._table.Get(kind, at) for at in self._elements(slot, kind.bytewidth)]
-
-    def _elements(self, slot: int, width: int) -> Iterator[int]:
+    def __getitem__(self, field: str) -> Any:
+        """Return the value of a field, a _Table for a table. One that is not stored is 0, empty, or None."""
+        slot, scalar, name, many = _type(self._name, field)
         offset = self._table.Offset(4 + 2 * slot)
         if not offset:
-            return iter(())
-        start, length = self._table.Vector(offset), self._table.VectorLen(offset)
+            return [] if many else _NOTHING.get(name)
+        at = self._table.Pos + offset
+        if not many:
+            return self._value(at, scalar, name)
+        width, (start, length) = scalar.bytewidth if scalar else 4, self._content(at)
         if start + width * length > len(self._table.Bytes):
             raise ValueError("a vector runs over the end")
         self._budget.take(width * length)
-        return iter(range(start, start + width * length, width))
+        return [self._value(place, scalar, name) for place in range(start, start + width * length, width)]
 
-    def _table_at(self, at: int) -> _Table:
-        return _Table(self._table.Bytes, self._table.Indirect(at), self._budget)
+    def required(self, field: str) -> _Table:
+        """Return a field that is a table. Raises ValueError where it is not stored."""
+        table: _Table | None = self[field]
+        if table is None:
+            raise ValueError(f"field {_type(self._name, field).slot} is missing")
+        return table
 
-    def _blob(self, at: int) -> bytes:
-        start = at + self._table.Get(types.UOffsetTFlags, at)
-        length = self._table.Get(types.UOffsetTFlags, start)
-        if start + 4 + length > len(self._table.Bytes):
+    def _value(self, at: int, scalar: Any, name: str) -> Any:
+        """Return a value that is at a place, or to which the offset there leads."""
+        if scalar:
+            return self._table.Get(scalar, at)
+        if name not in ("string", "bytes"):
+            return _Table(name, self._table.Bytes, self._table.Indirect(at), self._budget)
+        start, length = self._content(at)
+        if start + length > len(self._table.Bytes):
             raise ValueError("a string runs over the end")
         self._budget.take(length)
-        return bytes(self._table.Bytes[start + 4 : start + 4 + length])
+        stored = bytes(self._table.Bytes[start : start + length])
+        return stored if name == "bytes" else stored.decode("utf-8")
+
+    def _content(self, at: int) -> tuple[int, int]:
+        """Return where the content of a vector or string is, and its length, which stands before it."""
+        start = self._table.Indirect(at)
+        return start + 4, self._table.Get(types.UOffsetTFlags, start)
+
+
+def _write(builder: flatbuffers.Builder, table: str, fields: _Fields) -> int:
+    """Write a table after all that it has, as flatbuffers wants it; return its offset."""
+    written = []
+    for field, value in fields.items():
+        if value is not None:
+            of = _type(table, field)
+            written.append((of, _write_vector(builder, of, value) if of.many else _write_value(builder, of, value)))
+    builder.StartObject(len(TABLES[table]))
+    for of, value in written:
+        if of.scalar and not of.many:
+            builder.PrependSlot(of.scalar, of.slot, value, _NOTHING.get(of.name))
+        else:
+            builder.PrependUOffsetTRelativeSlot(of.slot, value, 0)
+    return int(builder.EndObject())
+
+
+def _write_value(builder: flatbuffers.Builder, of: _Type, value: Any) -> Any:
+    """Return a scalar as it is; write anything else, and return its offset."""
+    if of.scalar:
+        return value
+    if of.name == "string":
+        return builder.CreateString(value)
+    return builder.CreateByteVector(value) if of.name == "bytes" else _write(builder, of.name, value)
+
+
+def _write_vector(builder: flatbuffers.Builder, of: _Type, values: Sequence[Any]) -> int:
+    written = [_write_value(builder, of, value) for value in values]
+    width = of.scalar.bytewidth if of.scalar else 4
+    builder.StartVector(width, len(written), width)
+    for value in reversed(written):
+        if of.scalar:
+            builder.Prepend(of.scalar, value)
+        else:
+            builder.PrependUOffsetTRelative(value)
+    return int(builder.EndVector())
 
 
 def _read_exported(kind: type[Exported], table: _Table) -> Exported:
-    slots = schema.Exported
     # Since version 10 avals, meshes and shardings are stored once and named by index; older bytes list them.
-    unique_avals = [_read_aval(aval) for aval in table.tables(slots.UNIQUE_AVALS)]
-    unique_meshes = [_read_mesh(mesh) for mesh in table.tables(slots.UNIQUE_ABSTRACT_MESHES)]
-    unique_shardings = [
-        _read_named_sharding(sharding, unique_meshes) for sharding in table.tables(slots.UNIQUE_NAMED_SHARDINGS)
-    ]
+    unique_avals = list(map(_read_aval, table["unique_avals"]))
+    unique_meshes = list(map(_read_mesh, table["unique_abstract_meshes"]))
+    unique_shardings = [_read_named_sharding(sharding, unique_meshes) for sharding in table["unique_named_shardings"]]
 
-    def avals(indices_slot: int, plain_slot: int) -> list[tuple[Aval, int]]:
-        indices = table.scalars(indices_slot, types.Uint32Flags)
-        return [unique_avals[i] for i in indices] or list(map(_read_aval, table.tables(plain_slot)))
+    def avals(side: str) -> list[tuple[Aval, int]]:
+        return [unique_avals[i] for i in table[f"{side}_avals_idxs"]] or list(map(_read_aval, table[f"{side}_avals"]))
 
-    def shardings(indices_slot: int, plain_slot: int) -> tuple[OneSharding, ...]:
-        indices = table.scalars(indices_slot, types.Uint32Flags)
-        named = tuple(unique_shardings[i - 1] if i else None for i in indices)
-        return named or tuple(_read_sharding(s, unique_meshes) for s in table.tables(plain_slot))
+    def shardings(side: str, count: int) -> tuple[OneSharding, ...]:
+        named = [unique_shardings[i - 1] if i else None for i in table[f"{side}_shardings_idxs"]]
+        listed = named or [_read_sharding(sharding, unique_meshes) for sharding in table[f"{side}_shardings"]]
+        return tuple(listed or [None] * count)
 
-    in_tree, out_tree = _read_tree(table.required(slots.IN_TREE)), _read_tree(table.required(slots.OUT_TREE))
-    in_avals, out_avals = avals(slots.IN_AVALS_IDXS, slots.IN_AVALS), avals(slots.OUT_AVALS_IDXS, slots.OUT_AVALS)
+    in_tree, out_tree = _read_tree(table.required("in_tree")), _read_tree(table.required("out_tree"))
+    in_avals, out_avals = avals("in"), avals("out")
     if in_tree.num_leaves != len(in_avals) or out_tree.num_leaves != len(out_avals):
         raise ValueError("trees and avals do not agree")
-    in_shardings, out_shardings = (
-        shardings(slots.IN_SHARDINGS_IDXS, slots.IN_SHARDINGS),
-        shardings(slots.OUT_SHARDINGS_IDXS, slots.OUT_SHARDINGS),
-    )
     memory_spaces = tuple(space for _, space in (*in_avals, *out_avals))
-    vjp = table.table(slots.VJP)
     exported = kind(
-        fun_name=table.text(slots.FUNCTION_NAME),
+        fun_name=table["function_name"],
         in_tree=in_tree,
         in_avals=tuple(aval for aval, _ in in_avals),
         out_tree=out_tree,
         out_avals=tuple(aval for aval, _ in out_avals),
-        # A 32-bit field since serialization version 5.
-        nr_devices=table.scalar(slots.NR_DEVICES, types.Uint32Flags)
-        or table.scalar(slots.NR_DEVICES_SHORT, types.Int16Flags),
-        platforms=tuple(table.strings(slots.PLATFORMS)),
-        ordered_effects=tuple(effect.text(schema.Effect.TYPE_NAME) for effect in table.tables(slots.ORDERED_EFFECTS)),
-        unordered_effects=tuple(
-            effect.text(schema.Effect.TYPE_NAME) for effect in table.tables(slots.UNORDERED_EFFECTS)
-        ),
-        disabled_safety_checks=tuple(map(_read_check, table.tables(slots.DISABLED_CHECKS))),
-        mlir_module_serialized=table.blob(slots.MLIR_MODULE_SERIALIZED),
-        calling_convention_version=table.scalar(slots.CALLING_CONVENTION_VERSION, types.Uint16Flags),
-        module_kept_var_idx=tuple(table.scalars(slots.MODULE_KEPT_VAR_IDX, types.Uint16Flags)),
-        uses_global_constants=table.scalar(slots.USES_GLOBAL_CONSTANTS, types.BoolFlags, False),
-        _in_shardings=in_shardings or (None,) * len(in_avals),
-        _out_shardings=out_shardings or (None,) * len(out_avals),
+        nr_devices=table["nr_devices"] or table["nr_devices_short"],  # of 32 bits since serialization version 5
+        platforms=tuple(table["platforms"]),
+        ordered_effects=tuple(effect["type_name"] for effect in table["ordered_effects"]),
+        unordered_effects=tuple(effect["type_name"] for effect in table["unordered_effects"]),
+        disabled_safety_checks=tuple(map(_read_check, table["disabled_checks"])),
+        mlir_module_serialized=table["mlir_module_serialized"],
+        calling_convention_version=table["calling_convention_version"],
+        module_kept_var_idx=tuple(table["module_kept_var_idx"]),
+        uses_global_constants=table["uses_global_constants"],
+        _in_shardings=shardings("in", len(in_avals)),
+        _out_shardings=shardings("out", len(out_avals)),
         _memory_spaces=() if set(memory_spaces) <= {DEVICE_MEMORY} else memory_spaces,
-        _vjp=_read_exported(kind, vjp) if vjp else None,
+        _vjp=_read_exported(kind, table["vjp"]) if "vjp" in table else None,
     )
     _check(exported)
     return exported
@@ -209,27 +248,88 @@ def _check(exported: Exported) -> None:
         raise ValueError("unknown memory space")
 
 
+def _exported(exported: Exported, vjp_order: int) -> _Fields:
+    if vjp_order > 0 and not exported.has_vjp():
+        raise ValueError(
+            f"{exported.fun_name} has no vector-Jacobian product of an order that high; "
+            f"export it with one, or write a smaller vjp_order"
+        )
+    count = len(exported.in_avals)
+    spaces = exported._memory_spaces or (DEVICE_MEMORY,) * (count + len(exported.out_avals))
+    both_avals = list(zip((*exported.in_avals, *exported.out_avals), spaces, strict=True))
+    both = (*exported._in_shardings, *exported._out_shardings)
+    named = list(dict.fromkeys(s for s in both if isinstance(s, NamedSharding)))
+    meshes = list(dict.fromkeys(s.mesh for s in named))
+    shardings = [_sharding(s, meshes) for s in both]
+    avals = {pair: _aval(*pair) for pair in both_avals}
+    fields = {
+        "serialization_version": _VERSION,
+        "function_name": exported.fun_name,
+        "in_tree": _tree(exported.in_tree),
+        "in_avals": [avals[pair] for pair in both_avals[:count]],
+        "out_tree": _tree(exported.out_tree),
+        "out_avals": [avals[pair] for pair in both_avals[count:]],
+        "in_shardings": shardings[:count],
+        "out_shardings": shardings[count:],
+        "platforms": exported.platforms,
+        "ordered_effects": [{"type_name": name} for name in exported.ordered_effects],
+        "unordered_effects": [{"type_name": name} for name in exported.unordered_effects],
+        "disabled_checks": list(map(_disabled_check, exported.disabled_safety_checks)),
+        "mlir_module_serialized": exported.mlir_module_serialized,
+        "calling_convention_version": exported.calling_convention_version,
+        "module_kept_var_idx": exported.module_kept_var_idx,
+        "uses_global_constants": exported.uses_global_constants,
+        "nr_devices": exported.nr_devices,
+        "vjp": _exported(exported.vjp(), vjp_order - 1) if vjp_order > 0 else None,
+    }
+    # A file of the time of XLA's own form stays one: its readers take the lists.
+    if not all(s is None or isinstance(s, NamedSharding) for s in both):
+        return fields
+    # JAX writes avals that differ in weak_type alone once.
+    number = {pair: i for i, pair in enumerate(avals)}
+    number_of = {sharding: i for i, sharding in enumerate((None, *named))}
+    return {
+        **fields,
+        "unique_avals": list(avals.values()),
+        "unique_abstract_meshes": list(map(_mesh, meshes)),
+        "unique_named_shardings": [_named_sharding(s, meshes) for s in named],
+        "in_avals_idxs": [number[pair] for pair in both_avals[:count]],
+        "out_avals_idxs": [number[pair] for pair in both_avals[count:]],
+        "in_shardings_idxs": [number_of[s] for s in exported._in_shardings],
+        "out_shardings_idxs": [number_of[s] for s in exported._out_shardings],
+    }
+
+
 def _read_tree(table: _Table, depth: int = 0) -> Tree:
-    slots = schema.PyTreeDef
     if depth > _DEEPEST:
         raise ValueError(f"a tree is nested deeper than {_DEEPEST} levels")
-    children = tuple(_read_tree(child, depth + 1) for child in table.tables(slots.CHILDREN))
-    match table.scalar(slots.KIND, types.Int8Flags):
-        case 0:
-            return LEAF
-        case 1:
+    number = table["kind"]
+    if not 0 <= number < len(KINDS):
+        raise ValueError(f"unknown kind of tree node {number}")
+    if KINDS[number] == "leaf":
+        return LEAF
+    children = tuple(_read_tree(child, depth + 1) for child in table["children"])
+    match KINDS[number]:
+        case "none":
             return Tree("none")
-        case 2:
-            return Tree("tuple", children)
-        case 3:
-            return Tree("list", children)
-        case 4:
-            return Tree("dict", children, tuple(table.strings(slots.CHILDREN_NAMES)))
-        case 5:
-            name, auxdata = table.text(slots.CUSTOM_NAME), table.blob(slots.CUSTOM_AUXDATA)
-            return _with_keys(Tree("custom", children, (), name, auxdata))
+        case "dict":
+            return Tree("dict", children, tuple(table["children_names"]))
+        case "custom":
+            return _with_keys(Tree("custom", children, (), table["custom_name"], table["custom_auxdata"]))
         case kind:
-            raise ValueError(f"unknown kind of tree node {kind}")
+            return Tree(kind, children)
+
+
+def _tree(tree: Tree) -> _Fields:
+    tree = _without_keys(tree)
+    fields: dict[str, Any] = {"kind": KINDS.index(tree.kind)}
+    if tree.children:
+        fields["children"] = list(map(_tree, tree.children))
+    if tree.kind == "dict":
+        fields["children_names"] = tree.keys
+    if tree.kind == "custom":
+        fields |= {"custom_name": tree.name, "custom_auxdata": tree.auxdata}
+    return fields
 
 
 def _with_keys(node: Tree) -> Tree:
@@ -249,11 +349,15 @@ def _without_keys(tree: Tree) -> Tree:
 
 def _read_aval(table: _Table) -> tuple[Aval, int]:
     """Return the aval and its memory space."""
-    slots = schema.AbstractValue
-    dtype = _named(DTYPES, table.scalar(slots.DTYPE, types.Int8Flags))
     # JAX writes a dimension as it prints it; parse_aval brings it to one spelling.
-    aval = parse_aval(f"{dtype}[{','.join(table.strings(slots.SHAPE))}]")
-    return aval, table.scalar(slots.MEMORY_SPACE, types.Int8Flags) or DEVICE_MEMORY
+    aval = parse_aval(f"{_named(DTYPES, table['dtype'])}[{','.join(table['shape'])}]")
+    return aval, table["memory_space"] or DEVICE_MEMORY
+
+
+def _aval(aval: Aval, space: int) -> _Fields:
+    if aval.dtype not in DTYPES:
+        raise ValueError(f"the format of jax.export has no dtype {aval.dtype}; cast {aval} to another")
+    return {"shape": list(map(str, aval.shape)), "dtype": DTYPES.index(aval.dtype), "memory_space": space}
 
 
 def _named(names: Sequence[str], value: int) -> str:
@@ -264,240 +368,72 @@ def _named(names: Sequence[str], value: int) -> str:
 
 
 def _read_check(table: _Table) -> str:
-    slots = schema.DisabledSafetyCheck
-    kind, target = _named(CHECKS, table.scalar(slots.KIND, types.Int8Flags)), table.text(slots.CUSTOM_CALL_TARGET)
+    kind, target = _named(CHECKS, table["kind"]), table["custom_call_target"]
     return f"{kind}:{target}" if target else kind
 
 
+def _disabled_check(check: str) -> _Fields:
+    kind, _, target = check.partition(":")
+    return {"kind": CHECKS.index(kind), "custom_call_target": target or None}
+
+
 def _read_mesh(table: _Table) -> Mesh:
-    slots = schema.AbstractMesh
-    device = table.table(slots.ABSTRACT_DEVICE)
+    device = table["abstract_device"]
     return Mesh(
-        tuple(table.scalars(slots.AXIS_SIZES, types.Uint32Flags)),
-        tuple(table.strings(slots.AXIS_NAMES)),
-        tuple(_named(AXIS_TYPES, kind - 1) for kind in table.scalars(slots.AXIS_TYPES, types.Int8Flags)),
-        AbstractDevice(
-            device.text(schema.AbstractDevice.DEVICE_KIND),
-            device.scalar(schema.AbstractDevice.NUM_CORES, types.Uint32Flags, None),
-            device.text(schema.AbstractDevice.PLATFORM),
-        )
-        if device
-        else None,
+        tuple(table["axis_sizes"]),
+        tuple(table["axis_names"]),
+        tuple(_named(AXIS_TYPES, kind - 1) for kind in table["axis_types"]),
+        AbstractDevice(device["device_kind"], device["num_cores"], device["platform"]) if device else None,
     )
+
+
+def _mesh(mesh: Mesh) -> _Fields:
+    return {
+        "axis_sizes": mesh.axis_sizes,
+        "axis_names": mesh.axis_names,
+        "axis_types": [1 + AXIS_TYPES.index(kind) for kind in mesh.axis_types],
+        "abstract_device": vars(mesh.abstract_device) if mesh.abstract_device is not None else None,
+    }
 
 
 def _read_named_sharding(table: _Table, meshes: Sequence[Mesh]) -> NamedSharding:
-    slots = schema.NamedSharding
-    mesh = (
-        meshes[table.scalar(slots.ABSTRACT_MESH_IDX, types.Uint32Flags)]
-        if meshes
-        else _read_mesh(table.required(slots.MESH))
-    )
-    spec = table.required(slots.SPEC)
+    spec = table.required("spec")
+    axes = (axes["axes"] for axes in spec["partitions"])
     return NamedSharding(
-        mesh,
-        PartitionSpec(
-            *(axes.strings(schema.PartitionSpecOneAxis.AXES) for axes in spec.tables(schema.PartitionSpec.PARTITIONS)),
-            unreduced=spec.strings(schema.PartitionSpec.UNREDUCED),
-            reduced=spec.strings(schema.PartitionSpec.REDUCED),
-        ),
-        table.text(slots.MEMORY_KIND) or None,
+        meshes[table["abstract_mesh_idx"]] if meshes else _read_mesh(table.required("mesh")),
+        PartitionSpec(*axes, unreduced=spec["unreduced"], reduced=spec["reduced"]),
+        table["memory_kind"] or None,
     )
+
+
+def _named_sharding(sharding: NamedSharding, meshes: Sequence[Mesh]) -> _Fields:
+    spec = sharding.spec
+    partitions = [{"axes": axes} for axes in spec.partitions]
+    return {
+        "mesh": _mesh(sharding.mesh),
+        "spec": {"partitions": partitions, "reduced": spec.reduced, "unreduced": spec.unreduced},
+        "abstract_mesh_idx": meshes.index(sharding.mesh),
+        "memory_kind": sharding.memory_kind,
+    }
 
 
 def _read_sharding(table: _Table, meshes: Sequence[Mesh]) -> OneSharding:
-    slots = schema.Sharding
-    named = table.table(slots.NAMED_SHARDING)
-    if named is not None:
+    if named := table["named_sharding"]:
         return _read_named_sharding(named, meshes)
     # Before version 6, January 2026, XLA's own form was stored; that of a replicated array has no bytes.
-    if not table.has(slots.HLO_SHARDING_PROTO):
+    if "hlo_sharding_proto" not in table:
         return None
     proto = xla_client.OpSharding()
-    proto.ParseFromString(table.blob(slots.HLO_SHARDING_PROTO))
+    proto.ParseFromString(table["hlo_sharding_proto"])
     try:
         return xla_client.HloSharding.from_proto(proto)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
         raise ValueError(f"not a sharding that XLA wrote: {error}") from error
 
 
-_Field: TypeAlias = tuple[int, str, Any, Any]
-"""Slot of a field; the builder's method for a scalar, or "" for an offset; its value; and the default."""
-
-
-class _Writer:
-    """Writes tables bottom-up, as flatbuffers wants them; each method returns the offset of what it wrote."""
-
-    def __init__(self, builder: flatbuffers.Builder) -> None:
-        self._builder = builder
-
-    def exported(self, exported: Exported, vjp_order: int) -> int:
-        slots = schema.Exported
-        builder = self._builder
-        if vjp_order > 0 and not exported.has_vjp():
-            raise ValueError(
-                f"{exported.fun_name} has no vector-Jacobian product of an order that high; "
-                f"export it with one, or write a smaller vjp_order"
-            )
-        spaces = exported._memory_spaces or (DEVICE_MEMORY,) * (len(exported.in_avals) + len(exported.out_avals))
-        count = len(exported.in_avals)
-        in_avals = list(zip(exported.in_avals, spaces[:count], strict=True))
-        out_avals = list(zip(exported.out_avals, spaces[count:], strict=True))
-        both = (*exported._in_shardings, *exported._out_shardings)
-        named = list(dict.fromkeys(s for s in both if isinstance(s, NamedSharding)))
-        meshes = list(dict.fromkeys(s.mesh for s in named))
-        # JAX writes avals that differ in weak_type alone once.
-        avals = {aval: i for i, aval in enumerate(dict.fromkeys((*in_avals, *out_avals)))}
-        number = {sharding: i for i, sharding in enumerate(named, 1)}
-
-        def sharding_indices(shardings: Iterable[OneSharding]) -> int:
-            return self._scalars([0 if s is None else number[s] for s in shardings], 4, "PrependUint32")
-
-        fields: list[_Field] = [
-            (slots.SERIALIZATION_VERSION, "PrependUint16Slot", _VERSION, 0),
-            (slots.FUNCTION_NAME, "", builder.CreateString(exported.fun_name), 0),
-            (slots.IN_TREE, "", self._tree(exported.in_tree), 0),
-            (slots.IN_AVALS, "", self._tables(self._aval, in_avals), 0),
-            (slots.OUT_TREE, "", self._tree(exported.out_tree), 0),
-            (slots.OUT_AVALS, "", self._tables(self._aval, out_avals), 0),
-            (slots.IN_SHARDINGS, "", self._tables(lambda s: self._sharding(s, meshes), exported._in_shardings), 0),
-            (slots.OUT_SHARDINGS, "", self._tables(lambda s: self._sharding(s, meshes), exported._out_shardings), 0),
-            (slots.PLATFORMS, "", self._strings(exported.platforms), 0),
-            (slots.ORDERED_EFFECTS, "", self._tables(self._effect, exported.ordered_effects), 0),
-            (slots.UNORDERED_EFFECTS, "", self._tables(self._effect, exported.unordered_effects), 0),
-            (slots.DISABLED_CHECKS, "", self._tables(self._check, exported.disabled_safety_checks), 0),
-            (slots.MLIR_MODULE_SERIALIZED, "", builder.CreateByteVector(exported.mlir_module_serialized), 0),
-            (slots.CALLING_CONVENTION_VERSION, "PrependUint16Slot", exported.calling_convention_version, 0),
-            (slots.MODULE_KEPT_VAR_IDX, "", self._scalars(exported.module_kept_var_idx, 2, "PrependUint16"), 0),
-            (slots.USES_GLOBAL_CONSTANTS, "PrependBoolSlot", exported.uses_global_constants, False),
-            (slots.NR_DEVICES, "PrependUint32Slot", exported.nr_devices, 0),
-        ]
-        if vjp_order > 0:
-            fields.append((slots.VJP, "", self.exported(exported.vjp(), vjp_order - 1), 0))
-        # A file of the time of XLA's own form stays one: its readers take the lists.
-        if all(s is None or isinstance(s, NamedSharding) for s in both):
-            fields += [
-                (slots.UNIQUE_AVALS, "", self._tables(self._aval, avals), 0),
-                (slots.UNIQUE_ABSTRACT_MESHES, "", self._tables(self._mesh, meshes), 0),
-                (slots.UNIQUE_NAMED_SHARDINGS, "", self._tables(lambda s: self._named_sharding(s, meshes), named), 0),
-                (slots.IN_AVALS_IDXS, "", self._scalars([avals[aval] for aval in in_avals], 4, "PrependUint32"), 0),
-                (slots.OUT_AVALS_IDXS, "", self._scalars([avals[aval] for aval in out_avals], 4, "PrependUint32"), 0),
-                (slots.IN_SHARDINGS_IDXS, "", sharding_indices(exported._in_shardings), 0),
-                (slots.OUT_SHARDINGS_IDXS, "", sharding_indices(exported._out_shardings), 0),
-            ]
-        return self._table(schema.Exported, fields)
-
-    def _tree(self, tree: Tree) -> int:
-        slots, tree = schema.PyTreeDef, _without_keys(tree)
-        fields: list[_Field] = [(slots.KIND, "PrependInt8Slot", KINDS.index(tree.kind), 0)]
-        if tree.children:
-            fields.append((slots.CHILDREN, "", self._tables(self._tree, tree.children), 0))
-        if tree.kind == "dict":
-            fields.append((slots.CHILDREN_NAMES, "", self._strings(tree.keys), 0))
-        if tree.kind == "custom":
-            fields.append((slots.CUSTOM_NAME, "", self._builder.CreateString(tree.name), 0))
-            fields.append((slots.CUSTOM_AUXDATA, "", self._builder.CreateByteVector(tree.auxdata), 0))
-        return self._table(schema.PyTreeDef, fields)
-
-    def _aval(self, aval_and_space: tuple[Aval, int]) -> int:
-        slots = schema.AbstractValue
-        aval, space = aval_and_space
-        if aval.dtype not in DTYPES:
-            raise ValueError(f"the format of jax.export has no dtype {aval.dtype}; cast {aval} to another")
-        return self._table(
-            schema.AbstractValue,
-            [
-                (slots.SHAPE, "", self._strings([str(dim) for dim in aval.shape]), 0),
-                (slots.DTYPE, "PrependInt8Slot", DTYPES.index(aval.dtype), 0),
-                (slots.MEMORY_SPACE, "PrependInt8Slot", space, 0),
-            ],
-        )
-
-    def _sharding(self, sharding: OneSharding, meshes: Sequence[Mesh]) -> int:
-        slots = schema.Sharding
-        if sharding is None:
-            return self._table(schema.Sharding, [])
-        if isinstance(sharding, NamedSharding):
-            return self._table(schema.Sharding, [(slots.NAMED_SHARDING, "", self._named_sharding(sharding, meshes), 0)])
-        serialized = self._builder.CreateByteVector(sharding.to_proto().SerializeToString())
-        return self._table(
-            schema.Sharding, [(slots.KIND, "PrependInt8Slot", 1, 0), (slots.HLO_SHARDING_PROTO, "", serialized, 0)]
-        )
-
-    def _named_sharding(self, sharding: NamedSharding, meshes: Sequence[Mesh]) -> int:
-        slots = schema.NamedSharding
-        fields: list[_Field] = [
-            (slots.MESH, "", self._mesh(sharding.mesh), 0),
-            (slots.SPEC, "", self._spec(sharding.spec), 0),
-            (slots.ABSTRACT_MESH_IDX, "PrependUint32Slot", meshes.index(sharding.mesh), 0),
-        ]
-        if sharding.memory_kind is not None:
-            fields.append((slots.MEMORY_KIND, "", self._builder.CreateString(sharding.memory_kind), 0))
-        return self._table(slots, fields)
-
-    def _spec(self, spec: PartitionSpec) -> int:
-        axis, slots = schema.PartitionSpecOneAxis, schema.PartitionSpec
-        partitions = self._tables(
-            lambda axes: self._table(axis, [(axis.AXES, "", self._strings(axes), 0)]), spec.partitions
-        )
-        reduced, unreduced = self._strings(spec.reduced), self._strings(spec.unreduced)
-        fields = [(slots.PARTITIONS, "", partitions, 0), (slots.REDUCED, "", reduced, 0)]
-        return self._table(slots, [*fields, (slots.UNREDUCED, "", unreduced, 0)])
-
-    def _mesh(self, mesh: Mesh) -> int:
-        slots = schema.AbstractMesh
-        types_ = [1 + AXIS_TYPES.index(kind) for kind in mesh.axis_types]
-        fields: list[_Field] = [
-            (slots.AXIS_SIZES, "", self._scalars(mesh.axis_sizes, 4, "PrependUint32"), 0),
-            (slots.AXIS_NAMES, "", self._strings(mesh.axis_names), 0),
-            (slots.AXIS_TYPES, "", self._scalars(types_, 1, "PrependByte"), 0),
-        ]
-        if mesh.abstract_device is not None:
-            fields.append((slots.ABSTRACT_DEVICE, "", self._device(mesh.abstract_device), 0))
-        return self._table(slots, fields)
-
-    def _device(self, device: AbstractDevice) -> int:
-        slots = schema.AbstractDevice
-        kind: _Field = (slots.DEVICE_KIND, "", self._builder.CreateString(device.device_kind), 0)
-        platform: _Field = (slots.PLATFORM, "", self._builder.CreateString(device.platform), 0)
-        cores: list[_Field] = []
-        if device.num_cores is not None:
-            cores = [(slots.NUM_CORES, "PrependUint32Slot", device.num_cores, None)]
-        return self._table(slots, [kind, *cores, platform])
-
-    def _effect(self, name: str) -> int:
-        slots = schema.Effect
-        return self._table(schema.Effect, [(slots.TYPE_NAME, "", self._builder.CreateString(name), 0)])
-
-    def _check(self, check: str) -> int:
-        slots = schema.DisabledSafetyCheck
-        kind, _, target = check.partition(":")
-        fields: list[_Field] = [(slots.KIND, "PrependInt8Slot", CHECKS.index(kind), 0)]
-        if target:
-            fields.append((slots.CUSTOM_CALL_TARGET, "", self._builder.CreateString(target), 0))
-        return self._table(schema.DisabledSafetyCheck, fields)
-
-    def _table(self, table: type, fields: Iterable[_Field]) -> int:
-        """Write a table of `export_schema` with these fields."""
-        self._builder.StartObject(schema.slots(table))
-        for slot, method, value, default in fields:
-            getattr(self._builder, method or "PrependUOffsetTRelativeSlot")(slot, value, default)
-        return int(self._builder.EndObject())
-
-    def _tables(self, writer: Callable[[T], int], values: Iterable[T]) -> int:
-        return self._offsets([writer(value) for value in values])
-
-    def _strings(self, strings: Iterable[str]) -> int:
-        return self._offsets([self._builder.CreateString(string) for string in strings])
-
-    def _offsets(self, offsets: Sequence[int]) -> int:
-        self._builder.StartVector(4, len(offsets), 4)
-        for offset in reversed(offsets):
-            self._builder.PrependUOffsetTRelative(offset)
-        return int(self._builder.EndVector())
-
-    def _scalars(self, values: Sequence[int], width: int, method: str) -> int:
-        self._builder.StartVector(width, len(values), width)
-        for value in reversed(values):
-            getattr(self._builder, method)(value)
-        return int(self._builder.EndVector())
+def _sharding(sharding: OneSharding, meshes: Sequence[Mesh]) -> _Fields:
+    if sharding is None:
+        return {}
+    if isinstance(sharding, NamedSharding):
+        return {"named_sharding": _named_sharding(sharding, meshes)}
+    return {"kind": 1, "hlo_sharding_proto": sharding.to_proto().SerializeToString()}

@@ -106,10 +106,8 @@ def find_code() -> None:
 def compile_module(
     module: ir.Module, target: AnyCpuTarget, mesh: Sequence[int] = (), options: bytes = b""
 ) -> CompiledModule:
-    """Compile a StableHLO module for `target`. The process must have been prepared by `prepare_process`.
+    """Compile a StableHLO module, as `Backend` says. An array without a sharding is whole on each device.
 
-    mesh: sizes of the axes over which the module's shardings split arrays; one without is whole on each device.
-    options: those with which JAX would compile it, serialized; empty: those of an export.
     Raises CannotCompile when XLA refuses the module or an option, or when this machine cannot build for the target.
     """
     from jaxlib import _jax, xla_client
@@ -164,7 +162,7 @@ def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
     Objects and symbols are sorted. The features, LLVM's names, are those that XLA looks for on the machine that loads.
     Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto.
     """
-    head, body = _split(serialized)
+    head, body = wire.delimited(serialized)
     ordered = frozenset({_SYMBOL_NAMES[0], _OBJECTS[0]})
     # Where XLA finds AVX-512 in the list it adds tuning hints, and reports them as missing on every machine that loads.
     # The loader checks `requires` itself, before XLA reads the list.
@@ -188,10 +186,7 @@ def stored_features(serialized: bytes) -> frozenset[str]:
 
 
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
-    """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
-
-    Where there is no text for a reader it is "". Raises ValueError when the bytes are not a serialized executable.
-    """
+    """Yield what an executable consists of, as `Backend` says."""
     from jaxlib import xla_client
 
     module = next(_stored(serialized, _FIELDS["hlo_module.hlo_module"]), b"")
@@ -206,7 +201,7 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
 
 def _stored(serialized: bytes, path: Sequence[int]) -> Iterator[bytes]:
     """Yield the payloads at a path of fields below the CompilationResultProto."""
-    return wire.find(_split(serialized)[1], (*_RESULT, *path))
+    return wire.find(wire.delimited(serialized)[1], (*_RESULT, *path))
 
 
 def _check_architecture(target: AnyCpuTarget) -> None:
@@ -228,8 +223,3 @@ def _seen_instead(serialized: bytes, wanted: x86.Isa | aarch64.Core) -> str:
     return f"{name}, not for {wanted.cpu_name}" + "".join(
         f"; {word} {', '.join(names)}" for word, names in (("with", more), ("without", fewer)) if names
     )
-
-
-def _split(serialized: bytes) -> tuple[bytes, bytes]:
-    size, at = wire.read_varint(serialized, 0)
-    return serialized[: at + size], serialized[at + size :]

@@ -123,11 +123,8 @@ def _described(target: CudaTarget) -> tuple[Device, int]:
 
 
 def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
-    """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
+    """Compile a StableHLO module, as `Backend` says. The current directory is another one while XLA compiles.
 
-    mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
-    options: those with which JAX would compile it, serialized; empty: those of an export.
-    The current directory is another one while XLA compiles.
     Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
     another than this jaxlib's, when XLA refuses the module or an option, and when there are results of autotuning but
     none for one of the module's kernels.
@@ -314,7 +311,7 @@ def canonicalize(serialized: bytes) -> bytes:
         edited = executable(record) if record.startswith(riegeli.SIGNATURE) else record
         return edited if edited != record else None
 
-    head, body = container.split(serialized)
+    head, body = wire.delimited(serialized)
     if body.startswith(riegeli.SIGNATURE):
         return head + riegeli.edit(body, outer)
     return head + wire.edit(body, container.EXECUTABLE, executable)

@@ -93,10 +93,7 @@ def _text(thunk: bytes, path: Sequence[int]) -> str:
 
 
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
-    """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text for a reader).
-
-    Where there is no text for a reader it is "". Raises ValueError when the bytes are not a serialized executable.
-    """
+    """Yield what an executable consists of, as `Backend` says."""
     from jaxlib import xla_client
 
     ptx, binary, *others, rest = parts(serialized)
@@ -124,7 +121,7 @@ def parts(serialized: bytes) -> list[bytes]:
     executable is a file of records: a manifest, and parts of an xla.gpu.GpuExecutableProto. Since jaxlib 0.11.1 the
     message around it is such a file too, and the executable one of its records. Raises ValueError for anything else.
     """
-    _, body = split(serialized)
+    _, body = wire.delimited(serialized)
     records = riegeli.records(body) if body.startswith(riegeli.SIGNATURE) else wire.find(body, EXECUTABLE)
     executable = next((record for record in records if record.startswith(riegeli.SIGNATURE)), None)
     if executable is None:
@@ -133,9 +130,3 @@ def parts(serialized: bytes) -> list[bytes]:
     if len(rest) < 3:
         raise ValueError("an executable in fewer parts than expected")
     return rest
-
-
-def split(serialized: bytes) -> tuple[bytes, bytes]:
-    """Return the metadata of a serialized executable, with its size, and what follows."""
-    size, at = wire.read_varint(serialized, 0)
-    return serialized[: at + size], serialized[at + size :]

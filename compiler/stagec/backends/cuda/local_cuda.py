@@ -102,9 +102,8 @@ def refuse_another(reported: Mapping[str, Any], target: CudaTarget) -> None:
     def bare(value: object) -> str:  # a driver does not say which features of its architecture code may use
         return str(value).rstrip("af")
 
-    here = {key: reported.get(key) for key in _SAME}
-    others = [f"{key} is {value}, not {target.figures[key]}" for key, value in here.items()]
-    others = [text for text, key in zip(others, _SAME, strict=True) if bare(here[key]) != bare(target.figures[key])]
+    rows = ((key, reported.get(key), target.figures[key]) for key in _SAME)
+    others = [f"{key} is {here}, not {wanted}" for key, here, wanted in rows if bare(here) != bare(wanted)]
     if others:
         raise CannotCompile(f"the device here is another one: {', '.join(others)}", "device")
 

@@ -108,11 +108,8 @@ def _topology(target: TpuTarget) -> Topology:
 
 
 def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
-    """Compile a StableHLO module. The process must have been prepared by `prepare_process`.
+    """Compile a StableHLO module, as `Backend` says. The axes of a mesh lie on the topology as by `jax.make_mesh`.
 
-    mesh: sizes of the axes over which the module's shardings split arrays; empty for one device. Its axes lie on the
-        topology as `jax.make_mesh` would lay them.
-    options: those with which JAX would compile it, serialized; empty: those of an export.
     Raises CannotCompile when the mesh does not fit the topology, when libtpu is missing, is another than this jaxlib's
     or does not run here, when XLA refuses the module or an option, and when the program does not fit into the memory of
     a chip.

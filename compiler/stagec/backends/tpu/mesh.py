@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,34 +77,17 @@ def _torus(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
     if dims[3] == 1:
         dims = dims[:3]
     physical = [at[(*place, 0)[:4]] for place in itertools.product(*map(range, dims))]
-    whole = _whole_axes(dims, mesh)
-    if whole is not None:
-        return transposed(physical, dims, whole)
     factors = _split_axes(dims, mesh)
     flat = [factor for row in factors for factor in row]
     axes = sorted(range(len(flat)), key=lambda i: (i % len(mesh), i // len(mesh)))
     return transposed(physical, flat, axes)
 
 
-def _whole_axes(dims: Sequence[int], mesh: Sequence[int]) -> list[int] | None:
-    """Return the axes of the torus in the order of the mesh axes that they become; None where they do not fit."""
-    left = list(dims)
-    taken: list[tuple[int, ...]] = [()] * len(mesh)
-    for axis in reversed(range(len(mesh))):
-        candidates = (c for n in range(len(dims), 0, -1) for c in itertools.combinations(range(len(dims)), n))
-        chosen = next((c for c in candidates if math.prod(left[i] for i in c) == mesh[axis]), None)
-        if chosen is None:
-            if mesh[axis] > 1:
-                return None
-            continue
-        taken[axis] = chosen
-        for i in chosen:
-            left[i] = 0
-    return [i for axes in taken for i in axes]
-
-
 def _split_axes(dims: Sequence[int], mesh: Sequence[int]) -> list[list[int]]:
-    """Return for each axis of the torus the factor of it that each mesh axis gets."""
+    """Return for each axis of the torus the factor of it that each mesh axis gets, the last one first.
+
+    That is whole axes where their sizes multiply to it: as many as can be, and the first of those, as in JAX.
+    """
     factors = [[1] * len(mesh) for _ in dims]
     for axis in reversed(range(len(mesh))):
         used = [math.prod(row) for row in factors]
@@ -126,25 +108,9 @@ def _split_axes(dims: Sequence[int], mesh: Sequence[int]) -> list[list[int]]:
 
 def _shares(left: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
     """Yield every way to take a factor from each of `left` such that their product is `size`."""
-    wanted = Counter(_prime_factors(size))
-    choices = [
-        set(itertools.combinations([i for i, n in enumerate(left) for p in _prime_factors(n) if p == prime], count))
-        for prime, count in wanted.items()
-    ]
-    for choice in itertools.product(*choices):
-        share = [1] * len(left)
-        for prime, axes in zip(wanted, choice, strict=True):
-            for axis in axes:
-                share[axis] *= prime
-        yield tuple(share)
-
-
-def _prime_factors(number: int) -> list[int]:
-    factors, candidate = [], 2
-    while number > 1:
-        if number % candidate:
-            candidate += 1
-        else:
-            factors.append(candidate)
-            number //= candidate
-    return factors
+    if not left:
+        yield from [()] if size == 1 else []
+        return
+    for factor in range(1, min(left[0], size) + 1):
+        if left[0] % factor == size % factor == 0:
+            yield from ((factor, *others) for others in _shares(left[1:], size // factor))

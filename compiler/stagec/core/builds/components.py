@@ -12,8 +12,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stagec.core.trees.tree import Tree, argument_path
-
 Table = dict[str, dict[str, str]]
 """Name of the component -> {"value": text, "sha256": hex digest}."""
 
@@ -48,34 +46,6 @@ def source(function: str, stablehlo: bytes) -> Table:
     """Return the component that stands for the source of `function`: the program that tracing made of it."""
     name = f"source of {function}"
     return {name: entry(name, f"{len(stablehlo):,} bytes of StableHLO", stablehlo)}
-
-
-def of_executable(description: Mapping[str, Any], stablehlo: bytes, environment: Mapping[str, str]) -> Table:
-    """Return the components of an executable.
-
-    description: the description in its JSON form, as far as it says what was asked for (not the metrics), and
-        "shardings", path of the array -> text.
-    stablehlo: the module of the exported artifact. environment: the variables that XLA reads.
-    """
-    target = description["target"]
-    values: dict[str, object] = {}
-    arguments = map(argument_path, Tree.from_json(description["in_tree"]).paths())
-    results = (f"result{path}" for path in Tree.from_json(description["out_tree"]).paths())
-    for paths, avals in ((arguments, description["in_avals"]), (results, description["out_avals"])):
-        values |= {f"aval {path}": aval for path, aval in zip(paths, avals, strict=True)}
-    values |= {f"bucket {name}": size for name, size in description["bucket"].items()}
-    values |= {
-        "donated arguments": [i for i, donated in enumerate(description["donated"]) if donated],
-        "unused arguments": sorted(set(range(len(description["in_avals"]))) - set(description["kept_var_idx"])),
-    }
-    values |= {f"sharding {name}": value for name, value in description.get("shardings", {}).items()}
-    hidden = ("name", "compiler_options", "figures")
-    values |= {f"target {key}": value for key, value in target.items() if key not in hidden}
-    values |= {f"target figure {key}": value for key, value in target.get("figures", {}).items()}
-    values |= {f"compiler option {key}": value for key, value in target["compiler_options"].items()}
-    values |= dict(description["versions"])
-    values |= {f"environment {name}": value for name, value in sorted(environment.items())}
-    return {**source(description["function"], stablehlo), **table(values)}
 
 
 def of_export(

@@ -41,7 +41,7 @@ def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
     escapes = "\\u" in text
     if escapes or text.count("[") + text.count("{") > DEEPEST:  # most documents have too few to be too deep
-        _walk(value, escapes)
+        check_depth(value, escapes)
     return value
 
 
@@ -58,11 +58,6 @@ def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
         return value if encode(value) == text else None
     except (ValueError, RecursionError):
         return None
-
-
-def check_depth(value: Any) -> None:
-    """Raise ValueError for a value that is nested deeper than DEEPEST."""
-    _walk(value, escapes=False)
 
 
 def shown(text: str) -> str:
@@ -97,8 +92,8 @@ def _constant(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
 
 
-def _walk(value: Any, escapes: bool) -> None:
-    """Check depth, level by level and so without recursion, and strings.
+def check_depth(value: Any, escapes: bool = False) -> None:
+    """Raise ValueError for a value that is nested deeper than DEEPEST: level by level, and so without recursion.
 
     escapes: whether strings may have half of a surrogate pair: UTF-8 has none, so it was written as an escape.
     """

@@ -72,6 +72,12 @@ def records(message: bytes) -> Iterator[Record]:
         at = end
 
 
+def delimited(data: bytes) -> tuple[bytes, bytes]:
+    """Return a message with its length before it, and what follows. Raises ValueError where it has no length."""
+    size, at = read_varint(data, 0)
+    return data[: at + size], data[at + size :]
+
+
 def find(message: bytes, path: Sequence[int]) -> Iterator[bytes]:
     """Yield the payloads at a path of fields, from message to message; the message itself for an empty one."""
     if not path:

@@ -56,8 +56,8 @@ def without_equal_names(size: Size, constraints: Sequence[Constraint]) -> Size:
 
 def _bounds(size: Size, constraints: tuple[Constraint, ...], inner: tuple[Constraint, ...]) -> Interval:
     facts, calls = _gathered(size, constraints, inner)
-    intervals = [_interval(size, [*facts, *case]) for case in _cases(calls)]
-    low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
+    cases = [[*facts, *case] for case in _cases(calls)]
+    low, high = min(_lowest(size, case) for case in cases), max(-_lowest(-size, case) for case in cases)
     if low > high or math.inf in (low, -high):  # no sizes fulfil the constraints
         return -math.inf, math.inf
     return low, high
@@ -247,10 +247,6 @@ def _cases(calls: Sequence[Call]) -> Iterator[list[Size]]:
             facts += _same(Size.of(call), value)
             facts.append(value - other if call.name == "max" else other - value)
         yield facts
-
-
-def _interval(size: Size, facts: Sequence[Size]) -> Interval:
-    return _lowest(size, facts), -_lowest(-size, facts)
 
 
 def _lowest(size: Size, facts: Sequence[Size]) -> float:

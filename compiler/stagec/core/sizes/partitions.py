@@ -6,7 +6,6 @@ whole; dimensions that are left out at the end are whole, and `P()` is on every 
 """
 
 import ast
-from collections.abc import Iterable
 from typing import TypeAlias
 
 from stagec.core.sizes import expressions
@@ -73,9 +72,5 @@ def _axes(text: str, node: ast.expr) -> tuple[str, ...]:
         case ast.Constant(value=str() as name) | ast.Name(id=name):
             return (name,)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            return _joined(_axes(text, element) for element in elements)
+            return tuple(axis for element in elements for axis in _axes(text, element))
     raise PartitionError(f'"{text}": {ast.unparse(node)} is not the name of an axis')
-
-
-def _joined(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(axis for part in parts for axis in part)

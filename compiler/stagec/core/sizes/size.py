@@ -118,11 +118,7 @@ class Size:
         return _made(total)
 
     def __pow__(self, exponent: int) -> "Size":
-        if len(self.terms) != 1:
-            return functools.reduce(operator.mul, [self] * exponent, Size.of(1))
-        ((factors, coefficient),) = self.terms
-        _check_product(1, len(factors) * exponent)
-        return _made({tuple(sorted(factors * exponent, key=str)): coefficient**exponent})
+        return functools.reduce(operator.mul, [self] * exponent, Size.of(1))
 
     def call(self, name: str, other: "Size") -> "Size":
         """Return a function of two sizes as it is written; a number where both are numbers."""
@@ -354,27 +350,30 @@ def solutions(equations: Sequence[Size]) -> Iterator[Solution]:
 def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()) -> dict[str, int]:
     """The size of each name, from pairs of a dimension and its size; each follows from a linear equation, as in JAX.
 
-    places: what each of the dimensions is, for messages: `args[0].shape[1]`.
+    places: what each of the dimensions is, for messages: `args[0].shape[1]`; looked at for an error alone.
     Raises DimensionError where a name cannot be found, or where a dimension has another size than the others imply.
     """
     pairs = list(equations)
-    where = list(places) or ["a dimension"] * len(pairs)
     wanted = [(parse(dim), size) for dim, size in pairs if isinstance(dim, str)]
     sizes: dict[str, int] = {}
     for solution in solutions([dim for dim, _ in wanted]):
         sizes[solution.name] = (wanted[solution.equation][1] - solution.rest.compute(sizes)) // solution.slope
     missing = sorted(frozenset().union(*(dim.names for dim, _ in wanted)) - set(sizes))
     if missing:
-        rows = zip(where, pairs, strict=True)
+        rows = zip(_named(places, pairs), pairs, strict=True)
         given = ", ".join(f"{place} = {size} ({dim})" for place, (dim, size) in rows if isinstance(dim, str))
         raise DimensionError(f"{', '.join(missing)} cannot be found from {given}")
-    for place, (dim, size) in zip(where, pairs, strict=True):
+    for position, (dim, size) in enumerate(pairs):
         value = dim if isinstance(dim, int) else evaluate(dim, sizes)
         if value != size:
             names = [] if isinstance(dim, int) else sorted(names_in(dim))
             solved = f" ({dim} with {', '.join(f'{name} = {sizes[name]}' for name in names)})" if names else ""
-            raise DimensionError(f"{place} is {size}; expected {value}{solved}")
+            raise DimensionError(f"{_named(places, pairs)[position]} is {size}; expected {value}{solved}")
     return sizes
+
+
+def _named(places: Iterable[str], pairs: Sequence[object]) -> Sequence[str]:
+    return list(places) or ["a dimension"] * len(pairs)
 
 
 def _is_name(text: str) -> bool:

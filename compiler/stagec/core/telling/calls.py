@@ -185,7 +185,7 @@ class Call:
     @property
     def output_paths(self) -> list[str]:
         """The path of each array of the result: `result['probs']`."""
-        return [f"result{path}" for path in self.out_tree.paths()]
+        return list(self.out_tree.paths("result"))
 
     def path(self, place: str) -> str:
         """Write a place in the arguments with the name of the parameter: `args[0]['w']` is `params['w']`."""
