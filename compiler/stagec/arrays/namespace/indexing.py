@@ -20,7 +20,7 @@ from stagec.arrays.primitives.indexing import GatherNumbers, are_inside, gather
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, reshape, transpose
 from stagec.arrays.tracing import Tracer
-from stagec.arrays.values import Value, as_view, axis_of, broadcast_shapes
+from stagec.arrays.values import Value, as_view, axis_of, broadcast_shapes, one_axis_of
 
 
 def getitem(x: Any, key: Any) -> Any:
@@ -173,11 +173,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     are unsigned, the largest, and True of bools. Raises IndexError where it is known.
     """
     x = array_of(x, "take")
-    if axis is None:
-        if len(x.shape) != 1:
-            raise ValueError(f"take: an array of {len(x.shape)} dimensions needs an axis")
-        axis = 0
-    where = axis_of(axis, len(x.shape))
+    where = one_axis_of(axis, len(x.shape), "take")
     index = array_of(indices, "take")
     if KINDS[index.dtype] not in INTEGRAL:
         raise TypeError(f"take: indices are integers, not {index.dtype}")
@@ -185,10 +181,10 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     if binding.known(index) is not None:
         return getitem(x, key)
     slices, arrays = split(x, expanded(x, key))
-    return gathered(sliced(x, slices), arrays, outside=_missing(x.dtype))
+    return gathered(sliced(x, slices), arrays, outside=missing(x.dtype))
 
 
-def _missing(dtype: dtypes.DType) -> Any:
+def missing(dtype: dtypes.DType) -> Any:
     """Return what stands for an element that is not there, as in JAX."""
     if KINDS[dtype] in INTEGRAL:
         least, most = dtypes.limits(dtype)
@@ -219,5 +215,5 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     starts, sizes = reshape(columns, (*columns.shape, 1)), [1] * len(order)
     result = gather(rows, starts, numbers, sizes)
     if isinstance(wide, Tracer):
-        result = p.select(are_inside(rows, starts, numbers, sizes), result, _missing(x.dtype))
+        result = p.select(are_inside(rows, starts, numbers, sizes), result, missing(x.dtype))
     return transpose(result, np.argsort(order).tolist())

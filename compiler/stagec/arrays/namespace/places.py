@@ -12,11 +12,12 @@ import numpy as np
 
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dims import Dim
-from stagec.arrays.dtypes import BOOL, INEXACT, INTEGRAL, KINDS, SIGNED
+from stagec.arrays.dtypes import INTEGRAL, KINDS, SIGNED
+from stagec.arrays.namespace.indexing import missing
 from stagec.arrays.namespace.promotion import array_of, named
 from stagec.arrays.primitives import elementwise as p, indexing
 from stagec.arrays.primitives.indexing import GatherNumbers
-from stagec.arrays.primitives.slicing import slice_
+from stagec.arrays.primitives.slicing import along, row
 from stagec.arrays.primitives.structural import broadcast, convert, full, reshape, size
 from stagec.arrays.values import Literal, axis_of, shown
 
@@ -25,7 +26,7 @@ def _starts(x: Any, starts: Any, function: str) -> list[Any]:
     """Return where a slice starts, an integer for each axis; a negative one counts from the back."""
     if hasattr(starts, "shape") and len(starts.shape) == 1:
         given = array_of(starts, function)
-        starts = [reshape(slice_(given, (i,), (i + 1,)), ()) for i in range(given.shape[0])]
+        starts = [row(given, i) for i in range(given.shape[0])]
     if len(starts) != len(x.shape):
         raise ValueError(f"{function}: expected {len(x.shape)} indices, one for each axis, not {len(starts)}")
     return [_start(x, axis, start, function) for axis, start in enumerate(starts)]
@@ -183,16 +184,8 @@ def gather(
         return result
     inside = indexing.are_inside(x, index, numbers, sizes)
     batch = [axis for axis in range(len(result.shape)) if axis not in numbers.offset]
-    other = _fill(x.dtype) if fill_value is None else fill_value
+    other = missing(x.dtype) if fill_value is None else fill_value
     return p.select(broadcast(inside, result.shape, batch), result, full((), other, x.dtype))
-
-
-def _fill(dtype: dtypes.DType) -> Any:
-    if KINDS[dtype] in INEXACT:
-        return np.nan
-    if KINDS[dtype] == BOOL:
-        return True
-    return dtypes.limits(dtype)[0 if KINDS[dtype] == SIGNED else 1]
 
 
 def _scatter(name: str, how: str, what: str) -> Callable[..., Any]:
@@ -248,6 +241,4 @@ def slice_in_dim(operand: Any, start_index: Any, limit_index: Any, stride: int =
             return default
         return given if isinstance(given, Dim) or given >= 0 else whole + given
 
-    starts, limits, strides = [0] * len(x.shape), list(x.shape), [1] * len(x.shape)
-    starts[where], limits[where], strides[where] = bound(start_index, 0), bound(limit_index, whole), stride
-    return slice_(x, starts, limits, strides)
+    return along(x, where, bound(start_index, 0), bound(limit_index, whole), stride)

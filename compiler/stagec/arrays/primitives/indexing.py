@@ -61,10 +61,6 @@ def _empty(shape: Shape, dtype: dtypes.DType) -> Any:
     return broadcast(Literal(np.zeros((), dtype)), shape, ())
 
 
-def _batch_axes(rank: int, numbers: GatherNumbers) -> list[int]:
-    return [axis for axis in range(rank) if axis not in numbers.offset]
-
-
 def _gather_infer(x: Any, indices: Any, *, numbers: GatherNumbers, sizes: Shape) -> ShapedArray:
     gone = {*numbers.collapsed, *numbers.operand_batch}
     own = [size for axis, size in enumerate(sizes) if axis not in gone]
@@ -153,17 +149,8 @@ def are_inside(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any
     return reduce_and(elementwise.bitwise_and(low, high), [len(indices.shape) - 1])
 
 
-def _scatter_lower(
-    rule: Rule,
-    x: IRValue,
-    indices: IRValue,
-    updates: IRValue,
-    *,
-    numbers: GatherNumbers,
-    how: str,
-    unique: bool,
-    inside: bool,
-) -> IRValue:
+def _scatter_lower(rule: Rule, *values: IRValue, numbers: GatherNumbers, how: str, unique: bool, **_: bool) -> IRValue:
+    x, indices, updates = values
     dimensions = hlo.ScatterDimensionNumbers.get(
         update_window_dims=list(numbers.offset),
         inserted_window_dims=list(numbers.collapsed),
@@ -181,10 +168,7 @@ def _scatter_lower(
         indices_are_sorted=ir.BoolAttr.get(False),
         unique_indices=ir.BoolAttr.get(unique),
     )
-    scalar = ShapedArray((), rule.out.dtype)
-    block = rule.block(operation, 0, [scalar, scalar])
-    with ir.InsertionPoint(block):
-        hlo.return_([_COMBINE[how](*block.arguments)])
+    rule.reducer(operation, _COMBINE[how])
     return operation.results[0]
 
 
@@ -205,7 +189,7 @@ def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool, insi
         result = gather(y, indices, numbers, sizes)
         if inside:
             return result
-        batch = _batch_axes(len(updates.shape), numbers)
+        batch = [axis for axis in range(len(updates.shape)) if axis not in numbers.offset]
         mask = broadcast(are_inside(x, indices, numbers, sizes), updates.shape, batch)
         return elementwise.select(mask, result, zeros)
 
