@@ -16,7 +16,7 @@ from stagec.arrays.dtypes import INTEGRAL, KINDS
 from stagec.arrays.namespace.index_keys import expanded, plain, split, wrapped
 from stagec.arrays.namespace.promotion import array_of
 from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives.indexing import GatherNumbers, are_inside, gather
+from stagec.arrays.primitives.indexing import GatherDimensionNumbers, are_inside, gather
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, reshape, transpose
 from stagec.arrays.tracing import Tracer
@@ -81,7 +81,7 @@ def gathered(x: Any, entries: Sequence[Any], outside: Any = None) -> Any:
     if plan.numbers is not None:
         elements = gather(x, plan.index, plan.numbers, plan.sizes)
         if outside is not None:
-            batch = [axis for axis in range(len(plan.parts)) if axis not in plan.numbers.offset]
+            batch = [axis for axis in range(len(plan.parts)) if axis not in plan.numbers.offset_dims]
             inside = broadcast(are_inside(x, plan.index, plan.numbers, plan.sizes), plan.parts, batch)
             elements = p.select(inside, elements, outside)
         return reshape(elements, plan.shape)
@@ -104,7 +104,7 @@ class Gathering(NamedTuple):
     """
 
     index: Any
-    numbers: GatherNumbers | None
+    numbers: GatherDimensionNumbers | None
     sizes: Shape
     parts: Shape
     shape: Shape
@@ -129,7 +129,7 @@ def gathering(whole: Shape, entries: Sequence[Any]) -> Gathering:
     own = [size for axis, size in enumerate(whole) if axis not in indexed]
     offset = (*range(before), *range(before + rank, len(own) + rank))
     sizes = tuple(1 if axis in indexed else size for axis, size in enumerate(whole))
-    numbers = GatherNumbers(offset, tuple(indexed), tuple(indexed))
+    numbers = GatherDimensionNumbers(offset, tuple(indexed), tuple(indexed))
     parts = (*own[:before], *shape, *own[before:])
     index = concatenate(columns, rank)
     return Gathering(index, numbers, sizes, parts, _with_new_axes(parts, entries, together, before, rank))
@@ -211,7 +211,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     order = (*others, where)
     rows, columns = transpose(wide_x, order), transpose(wide, order)
     batch = tuple(range(len(others)))
-    numbers = GatherNumbers((), (len(others),), (len(others),), batch, batch)
+    numbers = GatherDimensionNumbers((), (len(others),), (len(others),), batch, batch)
     starts, sizes = reshape(columns, (*columns.shape, 1)), [1] * len(order)
     result = gather(rows, starts, numbers, sizes)
     if isinstance(wide, Tracer):
