@@ -11,12 +11,6 @@ key is an array of dtype `key<fry>`: it can be indexed and stacked, and passed t
 """
 
 from stagec import numpy as _numpy  # noqa: F401 - it gives arrays their operators
-from stagec.arrays.namespace.choices import (
-    categorical as categorical,
-    choice as choice,
-    permutation as permutation,
-    randint as randint,
-)
 from stagec.arrays.namespace.keys import (
     PRNGKey as PRNGKey,
     bits as bits,
@@ -29,9 +23,13 @@ from stagec.arrays.namespace.keys import (
 )
 from stagec.arrays.namespace.samplers import (
     bernoulli as bernoulli,
+    categorical as categorical,
+    choice as choice,
     exponential as exponential,
     gumbel as gumbel,
     normal as normal,
+    permutation as permutation,
+    randint as randint,
     truncated_normal as truncated_normal,
     uniform as uniform,
 )

@@ -1,6 +1,7 @@
 """Derivatives that users steer, under JAX's names: `custom_vjp`, `checkpoint`, `vjp`; and finite differences.
 
-Modules: `arrays/namespace/policies.py`, `arrays/namespace/transformations.py`, `arrays/primitives/calls.py`.
+Modules: `arrays/namespace/flat.py`, `arrays/namespace/policies.py`, `arrays/namespace/transformations.py`,
+`arrays/primitives/calls.py`.
 """
 
 from functools import partial

@@ -1,7 +1,6 @@
 """Random numbers: the bits of `jax.random`, and keys as values of functions.
 
-Modules: `arrays/namespace/choices.py`, `arrays/namespace/keys.py`, `arrays/namespace/samplers.py`,
-`arrays/primitives/hashing.py`, `random.py`.
+Modules: `arrays/namespace/keys.py`, `arrays/namespace/samplers.py`, `arrays/primitives/hashing.py`, `random.py`.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """What the keys of a function do to its artifact, and which functions cannot be built. Each case runs the command.
 
-Modules: `frontends/padding.py`, `frontends/stablehlo.py`, `pjrt/custom_calls.py`.
+Modules: `frontends/declarations.py`, `frontends/stablehlo.py`, `pjrt/custom_calls.py`.
 """
 
 import json

@@ -70,7 +70,7 @@ def test_a_thread_that_leaves_first_does_not_end_the_change_of_another() -> None
     seen: list[str] = []
 
     def first() -> None:
-        with patch.by(lambda before: lambda self: "first of " + before(self)):
+        with patch.by(lambda before, self: "first of " + before(self)):
             inside.set()
             left.wait(10)
             seen.append(Owner().name())
@@ -79,7 +79,7 @@ def test_a_thread_that_leaves_first_does_not_end_the_change_of_another() -> None
     thread.start()
     inside.wait(10)
     assert Owner().name() == "before"
-    with patch.by(lambda before: lambda self: "second"):
+    with patch.by(lambda before, self: "second"):
         assert Owner().name() == "second"
     left.set()
     thread.join(10)
@@ -89,6 +89,6 @@ def test_a_thread_that_leaves_first_does_not_end_the_change_of_another() -> None
 
 def test_a_change_for_all_threads_holds_in_another() -> None:
     patch = patched.Patch(OWNER, "name", "a test", everywhere=True)
-    with patch.by(lambda before: lambda self: "changed"), ThreadPoolExecutor(1) as pool:
+    with patch.by(lambda before, self: "changed"), ThreadPoolExecutor(1) as pool:
         assert pool.submit(Owner().name).result() == "changed"
     assert Owner().name() == "before"

@@ -1,6 +1,6 @@
 """Arguments that a bundle has the data of: built into it, left out of calls, shared by all functions.
 
-Modules: `bundle/binding.py`, `frontends/binding.py`.
+Modules: `bundle/binding.py`, `frontends/declarations.py`.
 """
 
 import json

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -210,14 +211,12 @@ class Lowering:
 _NOWHERE = contextlib.nullcontext()
 
 
+@dataclass(slots=True, eq=False)
 class Rule:
     """What a rule is given: what is known of operands and results (of keys, their words), and helps with sizes."""
 
-    __slots__ = ("_equation", "lowering")
-
-    def __init__(self, lowering: Lowering, equation: Equation) -> None:
-        self.lowering = lowering
-        self._equation = equation
+    lowering: Lowering
+    _equation: Equation
 
     @property
     def name(self) -> str:
@@ -292,6 +291,12 @@ class Rule:
         places = [ir.Location.current] * len(kinds)
         result: ir.Block = operation.operation.regions[number].blocks.append(*kinds, arg_locs=places)
         return result
+
+    def reducer(self, operation: ir.OpView, combine: Callable[[IRValue, IRValue], IRValue]) -> None:
+        """Fill the region of an operation with what makes one of two elements of the result."""
+        scalar = ShapedArray((), self.out.dtype)
+        with ir.InsertionPoint(block := self.block(operation, 0, [scalar, scalar])):
+            hlo.return_([combine(*block.arguments)])
 
     def subprogram(self, operation: ir.OpView, number: int, program: Program, captured: Sequence[IRValue] = ()) -> None:
         """Fill a region of an operation with a program: the block takes its last inputs, the first are `captured`."""

@@ -60,6 +60,7 @@ class Variable:
 Operand: TypeAlias = Variable | Literal
 
 
+@dataclass(slots=True, eq=False)
 class Equation:
     """An operation on operands.
 
@@ -67,21 +68,11 @@ class Equation:
     traceback: of jaxlib, from where it was traced; None where it is not known.
     """
 
-    __slots__ = ("inputs", "outputs", "params", "primitive", "traceback")
-
-    def __init__(
-        self,
-        primitive: Primitive,
-        inputs: Sequence[Operand],
-        params: Mapping[str, Any],
-        outputs: Sequence[Variable],
-        traceback: _jax.Traceback | None = None,
-    ) -> None:
-        self.primitive = primitive
-        self.inputs = inputs
-        self.params = params
-        self.outputs = outputs
-        self.traceback = traceback
+    primitive: Primitive
+    inputs: Sequence[Operand]
+    params: Mapping[str, Any]
+    outputs: Sequence[Variable]
+    traceback: _jax.Traceback | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -159,18 +159,3 @@ def _describe_own(fields: tuple[Sequence[str], Sequence[str]] | None, auxdata: A
     except ValueError:  # values that JSON does not have
         described = {name: statics.describe(value, name) for name, value in static.items()}
         return Keyed(tuple(fields[0]), {"fields": described}).to_bytes()
-
-
-def names(structure: Any, parameters: Sequence[str]) -> list[str]:
-    """Return the name of each leaf of `(args, kwargs)`, as a caller writes it: `params['w']`."""
-    result = []
-    for path in to_tree(structure).paths():
-        where, _, rest = path[1:].partition("]")
-        first, _, below = rest[1:].partition("]")
-        if where == "1":
-            result.append(first.strip("'") + below)
-        else:
-            number = int(first)
-            named = number < len(parameters) and not parameters[number].startswith("*")
-            result.append((parameters[number] if named else f"args[{number}]") + below)
-    return result

@@ -168,6 +168,7 @@ class Literal:
     """
 
     __slots__ = ("aval", "value", "weak_type")
+    shape: Shape = ()
 
     def __init__(self, value: np.ndarray[Any, Any], weak_type: bool = False) -> None:
         self.value = value
@@ -175,15 +176,9 @@ class Literal:
         self.aval = ShapedArray((), value.dtype, weak_type)
 
     @property
-    def shape(self) -> Shape:
-        """(): it is a scalar."""
-        return ()
-
-    @property
     def dtype(self) -> DType:
         """Of the scalar."""
-        result: DType = self.value.dtype
-        return result
+        return self.aval.dtype
 
     def __str__(self) -> str:
         return f"{self.value.item()}:{self.aval}"
@@ -245,6 +240,13 @@ def axis_of(axis: Any, ndim: int, what: str = "axis") -> int:
     if not -ndim <= number < ndim:
         raise IndexError(f"{what} {number} is out of range for an array of {ndim} dimensions")
     return int(number % ndim)
+
+
+def one_axis_of(axis: Any, ndim: int, function: str) -> int:
+    """Return an axis as `axis_of` does; None is that of a vector. Raises ValueError for None of another array."""
+    if axis is None and ndim != 1:
+        raise ValueError(f"{function}: an array of {ndim} dimensions needs an axis")
+    return axis_of(0 if axis is None else axis, ndim)
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:

@@ -69,20 +69,12 @@ def _export(options: Options) -> Answer | None:
         return None
     with phases.phase("export"):
         serialized, lowered_for = frontend.export(spec, options.import_root)
-        if spec.padding:
-            from stagec.frontends import padding
-
-            padding.check(spec, serialized)
         parameters = frontend.parameters(spec, options.import_root)
         bound: dict[str, str] = {}
-        if spec.bind:
-            from stagec.frontends import binding
+        if spec.padding or spec.bind or spec.serve:
+            from stagec.frontends import declarations
 
-            bound = binding.resolve(spec, serialized, parameters)
-        if spec.serve:
-            from stagec.frontends import tensor_names
-
-            tensor_names.check(spec, serialized, parameters)
+            bound = declarations.check(spec, serialized, parameters)
         from stagec.frontends import constants
 
         large = constants.find(serialized, functools.partial(frontend.named_arrays, spec))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -11,35 +11,27 @@ from stagec.core.builds.specs import FunctionSpec
 from stagec.core.telling.errors import StagecError
 from stagec.frontends.evaluation import KEY_IMPLEMENTATIONS
 
-
-class _Row(NamedTuple):
-    said: str
-    """What JAX says."""
-    write: str
-
-
 REFERENCE = "a program takes and gives arrays: make the reference inside, jax.new_ref(x), and return ref[...]"
-_ROWS = (
-    _Row("mutable array reference", REFERENCE),
-    _Row(
-        "primitives that require devices to be present",
+_WRITE = {
+    "mutable array reference": REFERENCE,
+    "primitives that require devices to be present": (
         "custom_partitioning asks a Python function while XLA partitions, and an artifact holds none:\n"
-        "write jax.shard_map over the mesh, or jax.lax.with_sharding_constraint",
+        "write jax.shard_map over the mesh, or jax.lax.with_sharding_constraint"
     ),
-    _Row(
-        "Only interpret mode is supported on CPU backend",
+    "Only interpret mode is supported on CPU backend": (
         "JAX lowers a function, and each branch of lax.platform_dependent, for all of its platforms,\n"
-        "and a Pallas kernel is for devices: write another function in the manifest for targets with platform cpu",
+        "and a Pallas kernel is for devices: write another function in the manifest for targets with platform cpu"
     ),
-)
+}
+"""What to write, by what JAX says."""
 
 
 def on(error: StagecError) -> StagecError:
     """Return an error of JAX's with what to write instead, where that is known."""
 
     def advised(problem: Any) -> Any:
-        row = next((row for row in _ROWS if row.said in f"{problem.what}\n{problem.write}"), None)
-        return problem if row is None else replace(problem, write=f"{problem.write}\n{row.write}")
+        write = next((write for said, write in _WRITE.items() if said in f"{problem.what}\n{problem.write}"), None)
+        return problem if write is None else replace(problem, write=f"{problem.write}\n{write}")
 
     return StagecError(*map(advised, error.problems))
 

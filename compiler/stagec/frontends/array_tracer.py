@@ -125,10 +125,11 @@ class ArrayTracer:
         wanted = self._out_shardings
         wanted = wanted(out_structure) if isinstance(wanted, types.FunctionType) else wanted
         positional = pytrees.flatten(dynamic[0])[1]
+        parameters = self.static.other_parameters(self.like)
         function = FlatFunction(
             program,
             name,
-            pytrees.names(structure, self.static.other_parameters(self.like)),
+            [updates.named(parameters, path) for path in pytrees.to_tree(structure).paths()],
             [aval.to_aval() for aval in program.in_avals],
             [aval.to_aval() for aval in program.out_avals],
             self._keep_unused,
@@ -293,8 +294,6 @@ def abstract(leaf: Any) -> ShapedArray:
         return ShapedArray((), dtype, weak_type=type(leaf) is not bool)
     if isinstance(leaf, execution.Array):
         return ShapedArray(leaf.shape, leaf.dtype)
-    if isinstance(leaf, np.ndarray | np.generic):
-        return ShapedArray(tuple(leaf.shape), _dtype(leaf))
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ShapedArray(tuple(leaf.shape), _dtype(leaf), bool(getattr(leaf, "weak_type", False)))
     raise TypeError(

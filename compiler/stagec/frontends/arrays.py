@@ -35,12 +35,7 @@ T = TypeVar("T")
 
 @repeatable.clock_and_chance()
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
-    """Trace, lower and export the function of `spec`.
-
-    import_roots: folders below which the user's modules and files are found, first wins.
-    Returns the bytes of `jax.export`'s serialization format, which hold no source location, and no bytes: the same
-    module is for all devices. Raises StagecError for every mistake of the user's.
-    """
+    """Trace, lower and export the function of `spec`: one module for all devices."""
     traced = _traced(spec, import_roots, ArrayTracer.trace)
     with phases.phase("lower"):
         serialized = user_code.run(  # what stores derivatives is what traces them
@@ -130,7 +125,8 @@ def _settings(spec: FunctionSpec) -> Iterator[None]:
 def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
     if spec.avals is not None:
-        return _arguments_of_callable(spec)
+        result, advice = entries.arguments_of_callable(spec, "ShapeDtypeStruct")
+        return entries.abstracted(spec, result, _abstract, advice)
     constraints = tuple(map(parse_constraint, spec.constraints))
 
     def struct(aval: Aval, key: str) -> ShapeDtypeStruct:
@@ -141,11 +137,6 @@ def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...
             raise spec.problem(key, f"{aval}: {error}", "write another dtype") from None
 
     return entries.arguments(spec, struct, roots)
-
-
-def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    result, advice = entries.arguments_of_callable(spec, "ShapeDtypeStruct")
-    return entries.abstracted(spec, result, _abstract, advice)
 
 
 def _abstract(leaf: Any) -> ShapeDtypeStruct:

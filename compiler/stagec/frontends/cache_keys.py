@@ -7,6 +7,7 @@ compile, and what goes into its key. `choosing` is for a program that runs (`sta
 from __future__ import annotations
 
 import dataclasses
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,20 +26,6 @@ class UnknownKeyError(RuntimeError):
 class _Lowered(Exception):
     """What JAX was about to compile: its key, and whether it calls back into Python."""
 
-    def __init__(self, key: Key, callbacks: bool) -> None:
-        super().__init__("lowered")
-        self.key, self.callbacks = key, callbacks
-
-
-class _Bytes:
-    """What is hashed, in the place of a hash."""
-
-    def __init__(self) -> None:
-        self.value = b""
-
-    def update(self, data: bytes) -> None:
-        self.value += data
-
 
 def recorded(get: Callable[[], str]) -> Key:
     """Return the key that `get` asks JAX for, in its parts.
@@ -47,14 +34,11 @@ def recorded(get: Callable[[], str]) -> Key:
     """
     parts: dict[str, bytes] = {}
 
-    def keeping(before: Callable[..., None]) -> Callable[..., None]:
-        def log(hashed: Any, name: str, update: Callable[[Any], None]) -> None:
-            part = _Bytes()
-            update(part)
-            parts[name] = part.value
-            before(hashed, name, update)
-
-        return log
+    def keeping(before: Callable[..., None], hashed: Any, name: str, update: Callable[[Any], None]) -> None:
+        part: list[bytes] = []
+        update(types.SimpleNamespace(update=part.append))  # in the place of a hash
+        parts[name] = b"".join(part)
+        before(hashed, name, update)
 
     with patched.KEY_PARTS.by(keeping):
         name = get()
@@ -69,25 +53,29 @@ def key_of(compile_: Callable[[], Any]) -> tuple[Key, bool]:
 
     JAX compiles nothing.
     """
+    from jax._src import compilation_cache  # a program that runs must start where a release has none
 
-    def instead(before: Callable[..., Any]) -> Callable[..., Any]:
-        from jax._src import compilation_cache  # a program that runs must start where a release has none
+    def stop(
+        _: Any,
+        backend: Any,
+        computation: Any,
+        devices: Any,
+        compile_options: Any,
+        host_callbacks: Any,
+        *__: Any,
+        **___: Any,
+    ) -> Any:
+        key = recorded(lambda: compilation_cache.get_cache_key(computation, devices, compile_options, backend))
+        if key.parts.get(COMPRESSION) == b"zlib":
+            key = dataclasses.replace(key, zlib=compression())
+        raise _Lowered(key, bool(host_callbacks))
 
-        def stop(
-            backend: Any, computation: Any, devices: Any, compile_options: Any, host_callbacks: Any, *_: Any, **__: Any
-        ) -> Any:
-            key = recorded(lambda: compilation_cache.get_cache_key(computation, devices, compile_options, backend))
-            if key.parts.get(COMPRESSION) == b"zlib":
-                key = dataclasses.replace(key, zlib=compression())
-            raise _Lowered(key, bool(host_callbacks))
-
-        return stop
-
-    with patched.COMPILE.by(instead):
+    with patched.COMPILE.by(stop):
         try:
             compile_()
         except _Lowered as result:
-            return result.key, result.callbacks
+            key, calls_back = result.args
+            return key, calls_back
     raise UnknownKeyError(f"JAX {jax.__version__} compiles in a way that stagec does not know")
 
 
@@ -117,19 +105,16 @@ def choosing(choose: Callable[[Key], str | None]) -> None:
     def changes_nothing(why: object) -> None:
         warnings.warn(f"stagec.jax_cache changes nothing: {why}", stacklevel=3)
 
-    def instead(before: Callable[..., str]) -> Callable[..., str]:
-        def get(*args: Any, **kwargs: Any) -> str:
-            try:
-                key = recorded(lambda: before(*args, **kwargs))
-            except UnknownKeyError as error:
-                changes_nothing(error)
-                return before(*args, **kwargs)
-            return choose(key) or key.name()
-
-        return get
+    def get(before: Callable[..., str], *args: Any, **kwargs: Any) -> str:
+        try:
+            key = recorded(lambda: before(*args, **kwargs))
+        except UnknownKeyError as error:
+            changes_nothing(error)
+            return before(*args, **kwargs)
+        return choose(key) or key.name()
 
     try:
-        with patched.KEY_PARTS.by(lambda before: before):
-            patched.CACHE_KEY.forever(instead)
+        with patched.KEY_PARTS.by(lambda before, *args: before(*args)):
+            patched.CACHE_KEY.forever(get)
     except (ImportError, AttributeError) as error:
         changes_nothing(f"JAX {jax.__version__} makes keys in a way that stagec does not know: {error}")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import traceback
@@ -62,10 +61,10 @@ class Callback:
         of_library = f" of {self.library}" if self.library else ""
         return f"{self.place or entry}: a host callback ({self.primitive}){of_library} cannot be built ahead of time"
 
-    def write(self, drop: str, declare: Callable[[str, str], str], environment: Mapping[str, str]) -> str:
+    def write(self, drop: str, declare: str, environment: Mapping[str, str]) -> str:
         """Return what to write instead.
 
-        drop: how callbacks without results are dropped. declare: how a variable is given a value.
+        drop: how callbacks without results are dropped. declare: how a variable is given a value, with {} for both.
         environment: variables that were declared.
         """
         if not self.results:
@@ -73,9 +72,9 @@ class Callback:
         variable, meaning = _VARIABLES.get(self.distribution, ("", ""))
         only = f"{drop} would not help: this callback has results"
         if variable and variable not in environment:
-            return f"{declare(variable, 'nan')}: {meaning}\n{only}"
+            return f"{declare.format(variable, 'nan')}: {meaning}\n{only}"
         if self.library:
-            return f"{declare('NAME', 'VALUE')} if {self.distribution} has a variable that turns it off\n{only}"
+            return f"{declare.format('NAME', 'VALUE')} if {self.distribution} has a variable that turns it off\n{only}"
         return f"take it out of the function; what it computes can be a result\n{only}"
 
 
@@ -94,7 +93,7 @@ def handling(host_callbacks: str) -> AbstractContextManager[object]:
 def _watch() -> None:
     """Have the primitives look at `_HANDLING` when they are bound, from now on."""
     for patch in patched.CALLBACKS:
-        patch.forever(lambda before: functools.partial(_bind, before))
+        patch.forever(_bind)
 
 
 def _bind(bind: Callable[..., Any], *operands: Any, **params: Any) -> Any:
@@ -113,18 +112,12 @@ def _stack() -> _Frames:
 def problems(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
     """Return a problem for each callback of the model, in the order of the program."""
 
-    def declare(name: str, value: str) -> str:
-        return f'write environment = {{ {name} = "{value}" }}'
+    def problem(callback: Callback) -> Problem:
+        declare = 'write environment = {{ {} = "{}" }}'
+        write = callback.write('host_callbacks = "drop"', declare, spec.environment)
+        return Problem(spec.manifest, spec.key, callback.what(spec.entry), write)
 
-    return [
-        Problem(
-            spec.manifest,
-            spec.key,
-            callback.what(spec.entry),
-            callback.write('host_callbacks = "drop"', declare, spec.environment),
-        )
-        for callback in callbacks(jaxpr, spec.platforms)
-    ]
+    return list(map(problem, callbacks(jaxpr, spec.platforms)))
 
 
 def sentences(jaxpr: Any, platforms: Sequence[str], entry: str) -> list[str]:
@@ -132,10 +125,7 @@ def sentences(jaxpr: Any, platforms: Sequence[str], entry: str) -> list[str]:
 
     platforms: that it is lowered for. entry: what is named where no line is known.
     """
-
-    def declare(name: str, value: str) -> str:
-        return f'set os.environ["{name}"] = "{value}" before the library is imported'
-
+    declare = 'set os.environ["{}"] = "{}" before the library is imported'
     return [
         f"{callback.what(entry)}\n  " + callback.write('host_callbacks="drop"', declare, {}).replace("\n", "\n  ")
         for callback in callbacks(jaxpr, platforms)

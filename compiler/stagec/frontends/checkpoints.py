@@ -56,9 +56,11 @@ def avals(spec: FunctionSpec, leaf: str, key: str, roots: Sequence[str]) -> Tree
         what = f"{shown} is read with {kind.library}, which cannot be imported: {error}"
         raise spec.problem(key, what, f"add {kind.library} to the lock of the Python environment") from error
     except _Misfit as error:
-        raise spec.problem(key, f"{shown}: {error.what}", error.write) from error
+        what, write = error.args
+        raise spec.problem(key, f"{shown}: {what}", write) from error
     except (ValueError, OSError) as error:
-        raise spec.problem(key, f"{shown} is not {kind.called}: {error}", kind.write(path, file)) from error
+        write = _steps(path, file) if kind.is_folder else kind.write
+        raise spec.problem(key, f"{shown} is not {kind.called}: {error}", write) from error
 
 
 def problems(spec: FunctionSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Problem]:
@@ -82,29 +84,20 @@ def _shown(tree: Any) -> str:
 
 
 class _Misfit(Exception):
-    """What is in a file, and no tree of avals."""
-
-    def __init__(self, what: str, write: str) -> None:
-        super().__init__(what)
-        self.what, self.write = what, write
+    """What is in a file, and no tree of avals: what is wrong with it, and what to write."""
 
 
-def _safetensors(path: Path) -> dict[str, Aval]:
-    """Return the arrays of a file, by name."""
-    return {name: tensor.aval for name, tensor in safetensors.read(path).items()}
-
-
-def _nested(avals: Mapping[str, Aval], separator: str) -> dict[str, Any]:
+def _nested(tensors: Mapping[str, safetensors.Tensor], separator: str) -> dict[str, Any]:
     """Return the arrays of a file nested: their names are paths."""
     tree: dict[str, Any] = {}
-    for name, aval in sorted(avals.items()):
+    for name, tensor in sorted(tensors.items()):
         *parents, leaf = name.split(separator)
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise _Misfit(f"{name!r} is below another tensor", "leave out ?sep=")
-        node[leaf] = aval
+        node[leaf] = tensor
     return tree
 
 
@@ -156,8 +149,8 @@ def _texts(node: Any, path: str, wide: bool) -> Tree:
         return f"~{'i' if isinstance(node, int) else 'f'}{bits}[]"
     if type(node).__name__ == "ScalarMetadata":  # orbax gives a number of Python back
         return "bool[]" if node.dtype.kind == "b" else f"~{'f' if node.dtype.kind == 'f' else 'i'}{bits}[]"
-    if isinstance(node, Aval):
-        return str(node)
+    if isinstance(node, safetensors.Tensor):
+        return str(node.aval)
     dtype = _SHORT.get(str(getattr(node, "dtype", "")))
     if dtype is None:
         kind = getattr(node, "dtype", None) or f"a {type(node).__name__}"
@@ -175,31 +168,24 @@ def _steps(path: Path, folder: str) -> str:
     return f'write for example "orbax:{folder}/{below[-1]}"' if below else "name the folder that has the file _METADATA"
 
 
-def _to_bytes(path: Path, file: str) -> str:
-    return "write it with flax.serialization.to_bytes or msgpack_serialize"
-
-
-def _nothing(path: Path, file: str) -> str:
-    return ""
-
-
 class _Kind(NamedTuple):
     """A kind of file.
 
     called: what it is. library: the distribution that reads it. read: path -> a tree that `_texts` takes.
-    write: what to write where it is something else, by its path here and in the manifest.
+    write: what to write where it is something else. is_folder: whether it is a folder.
     """
 
     called: str
     library: str
     read: Callable[[Path], Any]
-    write: Callable[[Path, str], str]
+    write: str = ""
     is_folder: bool = False
 
 
+_TO_BYTES = "write it with flax.serialization.to_bytes or msgpack_serialize"
 _KINDS = {
-    "safetensors": _Kind("a safetensors file that stagec can read", "", _safetensors, _nothing),
-    "msgpack": _Kind("a checkpoint of flax.serialization", "msgpack", msgpack_headers.read, _to_bytes),
-    "orbax": _Kind("a checkpoint of orbax", "orbax-checkpoint", _orbax, _steps, is_folder=True),
+    "safetensors": _Kind("a safetensors file that stagec can read", "", safetensors.read),
+    "msgpack": _Kind("a checkpoint of flax.serialization", "msgpack", msgpack_headers.read, _TO_BYTES),
+    "orbax": _Kind("a checkpoint of orbax", "orbax-checkpoint", _orbax, is_folder=True),
 }
 """By the words that leaves begin with."""

@@ -36,7 +36,7 @@ def results(
     # PRNG keys are made in a jit of ours: an array that lies on a device has no place in the mesh of the other.
     def run(leaves: list[Any]) -> list[Any]:
         args, kwargs = jax.tree.unflatten(structure, map(_logical, leaves, exported.in_avals))
-        return list(map(_words, jax.tree.leaves(function(*args, **kwargs))))
+        return list(map(words, jax.tree.leaves(function(*args, **kwargs))))
 
     with mesh():
         return list(map(np.asarray, jax.jit(run)(list(values))))
@@ -48,6 +48,7 @@ def _logical(value: Any, aval: Aval) -> Any:
     return value
 
 
-def _words(result: Any) -> Any:
+def words(result: Any) -> Any:
+    """Return the words of a PRNG key; another array unchanged."""
     is_key = jax.numpy.issubdtype(result.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(result) if is_key else result

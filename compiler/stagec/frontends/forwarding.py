@@ -16,11 +16,11 @@ from stagec.frontends import updates
 
 def watched(function: Callable[..., Any], refusal: updates.Refusal) -> Callable[..., Any]:
     """Return what `updates.watched` makes of a JAX function."""
-    return updates.watched(function, refusal, _value, "NAME = jax.tree.map(lambda leaf: leaf, NAME)", same)
 
+    def value_of(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.core.Tracer) else None
 
-def _value(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, jax.core.Tracer) else None
+    return updates.watched(function, refusal, value_of, "NAME = jax.tree.map(lambda leaf: leaf, NAME)", same)
 
 
 def same(replaced: updates.Replaced) -> set[str]:

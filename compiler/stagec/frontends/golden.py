@@ -55,7 +55,10 @@ def make(
     results = user_code.run(call, "the golden run raised", spec.manifest, f"{spec.key}.golden")
     taken = [row for i, row in enumerate(zip(paths, values, avals, strict=True)) if i not in bound]
     made = zip(results_of, results, exported.out_avals, strict=True)
-    return {path: _tensor(value, aval) for path, value, aval in (*taken, *made)}
+    return {
+        path: Tensor(Aval(physical(aval).dtype, value.shape), memoryview(value.tobytes()))
+        for path, value, aval in (*taken, *made)
+    }
 
 
 def _from_file(
@@ -95,7 +98,3 @@ def _from_file(
 
 _NAMES = {DTYPES[name].numpy_name: name for name in sorted(DTYPES)}
 """Our names of dtypes by numpy's; PRNG keys, whose words are u32, sort before that."""
-
-
-def _tensor(value: np.ndarray[Any, Any], aval: Aval) -> Tensor:
-    return Tensor(Aval(physical(aval).dtype, value.shape), memoryview(value.tobytes()))

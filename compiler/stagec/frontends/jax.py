@@ -61,16 +61,13 @@ _PHASES = {
 def _effects_in_order() -> Iterator[None]:
     """Let JAX list a program's effects by the names of their classes."""
 
-    def sorting(before: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def in_order(kinds: Any, effects: Any) -> list[Any]:
-            listed = before(kinds, effects)
-            return sorted(listed, key=lambda effect: (type(effect).__module__, type(effect).__qualname__))
-
-        return in_order
+    def in_order(before: Callable[..., list[Any]], kinds: Any, effects: Any) -> list[Any]:
+        listed = before(kinds, effects)
+        return sorted(listed, key=lambda effect: (type(effect).__module__, type(effect).__qualname__))
 
     with contextlib.ExitStack() as changes:
         for patch in patched.EFFECTS:
-            changes.enter_context(patch.by(sorting))
+            changes.enter_context(patch.by(in_order))
         yield
 
 
@@ -93,12 +90,7 @@ def _in_phases() -> Iterator[None]:
 @_effects_in_order()
 @_in_phases()
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
-    """Trace, lower and export the function of `spec`.
-
-    import_roots: folders below which the user's modules and files are found, first wins.
-    Returns the bytes of JAX's own serialization format, and what JAX lowers for devices (`stages.by_device`). They hold
-    no source location. Raises StagecError for every mistake of the user's.
-    """
+    """Trace, lower and export the function of `spec`; what JAX lowers otherwise for a kind of device comes second."""
     with callbacks.handling(spec.host_callbacks):
         with contextlib.ExitStack() as device:
             staged = _portable(spec, import_roots, device)
@@ -145,10 +137,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-FX]+")
 
 @repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the jaxpr of the function of `spec`, as text without addresses; it has no places in the sources.
-
-    Raises StagecError as `export` does.
-    """
+    """Return the jaxpr of the function of `spec`, as text without addresses; it has no places in the sources."""
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
@@ -245,15 +234,9 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
 
     frames: how many frames of the user's call stack the locations in the module have.
     """
-    with kernels.naming_the_plugin(spec):
-        return _stage(spec, import_roots, frames)
-
-
-def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Staged:
-    function, entry, options, args, kwargs = _prepared(spec, import_roots, frames)
-    del function
 
     def traced() -> Staged:
+        _, entry, options, args, kwargs = prepared
         with jax.sharding.use_abstract_mesh(_mesh(spec)), _counting_its_devices():
             jitted = _jitted(spec, entry, options, args, kwargs, _mesh(spec))
             jaxpr = _trace(spec, jitted, args, kwargs).jaxpr.jaxpr
@@ -269,7 +252,9 @@ def _stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> Stag
             advice.check(spec, exported)
             return Staged(exported, jitted, args, kwargs, depends)
 
-    return _running(spec, traced)
+    with kernels.naming_the_plugin(spec):
+        prepared = _prepared(spec, import_roots, frames)
+        return _running(spec, traced)
 
 
 class _Prepared(NamedTuple):
@@ -417,14 +402,11 @@ def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
 def _counting_its_devices() -> Iterator[None]:
     """Lower for all devices of the mesh around, as `jax.jit` does under `jax.set_mesh`."""
 
-    def abstract(before: Callable[..., Any]) -> Callable[..., Any]:
-        def context_mesh(*args: Any, **kwargs: Any) -> Any:
-            mesh, around = before(*args, **kwargs), jax.sharding.get_abstract_mesh()
-            return around if mesh.empty and not around.empty else mesh
+    def context_mesh(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        mesh, around = before(*args, **kwargs), jax.sharding.get_abstract_mesh()
+        return around if mesh.empty and not around.empty else mesh
 
-        return context_mesh
-
-    with patched.CONTEXT_MESH.by(abstract):
+    with patched.CONTEXT_MESH.by(context_mesh):
         yield
 
 

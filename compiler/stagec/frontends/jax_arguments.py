@@ -22,7 +22,11 @@ def arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...]
     scope = jax.export.SymbolicScope(tuple(spec.constraints))
 
     def struct(aval: Aval, key: str) -> jax.ShapeDtypeStruct:
-        return user_code.run(lambda: _struct(aval, scope), f"{aval} raised", spec.manifest, f"{spec.key}.{key}")
+        def make() -> jax.ShapeDtypeStruct:
+            shape = jax.export.symbolic_shape(",".join(map(str, aval.shape)), scope=scope)
+            return jax.ShapeDtypeStruct(shape, _dtype(aval.dtype), weak_type=aval.weak_type)
+
+        return user_code.run(make, f"{aval} raised", spec.manifest, f"{spec.key}.{key}")
 
     return entries.arguments(spec, struct, roots)
 
@@ -75,11 +79,6 @@ def _sharded(avals: Any) -> list[str]:
         for path, leaf in leaves
         if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(leaf.sharding, jax.sharding.NamedSharding)
     ]
-
-
-def _struct(aval: Aval, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct:
-    shape = jax.export.symbolic_shape(",".join(map(str, aval.shape)), scope=scope)
-    return jax.ShapeDtypeStruct(shape, _dtype(aval.dtype), weak_type=aval.weak_type)
 
 
 def _dtype(name: str) -> Any:

@@ -19,7 +19,7 @@ from jax._src import config, core, mesh
 from jax.extend import source_info_util
 
 from stagec.core.builds.specs import CompilerOption
-from stagec.frontends import callbacks, exporting, forwarding, kernels, updates
+from stagec.frontends import callbacks, evaluation, exporting, forwarding, kernels, updates
 from stagec.frontends.jit import Arguments, Run, Traced, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
@@ -256,13 +256,9 @@ def _to_jax(sharding: Any) -> Any:
 
 def _words(leaf: Any) -> Any:
     """Return an argument as the compiled function takes it: of a PRNG key its words."""
-    return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and _is_key(leaf) else leaf
+    return evaluation.words(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
 def _from_jax(leaf: Any) -> Any:
     """Return what a function gave as a call does: JAX's arrays as numpy's."""
     return np.asarray(_words(leaf)) if isinstance(leaf, jax.Array) else leaf
-
-
-def _is_key(array: jax.Array) -> bool:
-    return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)

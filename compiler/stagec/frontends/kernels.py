@@ -101,7 +101,7 @@ def naming_the_plugin(spec: FunctionSpec) -> Iterator[None]:
 def _need_plugin(spec: FunctionSpec, what: str) -> None:
     if "cuda" not in spec.plugins:
         raise spec.problem("plugins", what, 'write plugins = ["cuda"]')
-    if not _exists(_PLUGIN):
+    if util.find_spec(_PLUGIN) is None:
         name = _PLUGIN.replace("_", "-")
         raise spec.problem("plugins", f"{name} is not installed", f"add {name} to the packages that trace the function")
 
@@ -119,12 +119,9 @@ def noticing_forms() -> Iterator[list[str]]:
     """Yield a list that grows: the operations that JAX lowers meanwhile and that have a form for exports."""
     seen: list[str] = []
 
-    def noticing(before: Callable[..., bool]) -> Callable[..., bool]:
-        def asked(context: mlir.LoweringRuleContext) -> bool:
-            seen.append(str(context.primitive))
-            return before(context)
-
-        return asked
+    def noticing(before: Callable[..., bool], context: mlir.LoweringRuleContext) -> bool:
+        seen.append(str(context.primitive))
+        return before(context)
 
     with patched.FORMS.by(noticing):
         yield seen
@@ -134,18 +131,15 @@ def noticing_forms() -> Iterator[list[str]]:
 def on(device: Device) -> Iterator[None]:
     """Let JAX trace and lower as where `device` is the default one. It forgets what it traced before, and after."""
 
-    def local_devices(before: Callable[..., Any]) -> Callable[..., Any]:
-        def local(*args: Any, **kwargs: Any) -> Any:
-            return [device] if kwargs.get("backend") == device.platform else before(*args, **kwargs)
+    def local_devices(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return [device] if kwargs.get("backend") == device.platform else before(*args, **kwargs)
 
-        return local
-
-    def default_device(before: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda: device if patched.caller() in _WHO_ASKS else before()
+    def default_device(before: Callable[..., Any]) -> Any:
+        return device if patched.caller() in _WHO_ASKS else before()
 
     with contextlib.ExitStack() as changes:
         changes.enter_context(patched.LOCAL_DEVICES.by(local_devices))
-        changes.enter_context(patched.DEFAULT_DEVICE.by(lambda before: lambda: device))
+        changes.enter_context(patched.DEFAULT_DEVICE.by(lambda before: device))
         changes.enter_context(patched.DEFAULT_DEVICE_OF_ALL.by(default_device))
         jax.clear_caches()
         changes.callback(jax.clear_caches)
@@ -160,18 +154,8 @@ def newest() -> Iterator[None]:
     ask. The compiler that goes with this jaxlib does.
     """
 
-    def asking(before: Callable[..., Any]) -> Callable[..., Any]:
-        def any_backend(context: mlir.ModuleContext, optional: bool = False) -> Any:
-            return context.backend if optional else before(context)
+    def any_backend(before: Callable[..., Any], context: mlir.ModuleContext, optional: bool = False) -> Any:
+        return context.backend if optional else before(context)
 
-        return any_backend
-
-    with config.export_ignore_forward_compatibility(True), patched.BACKEND.by(asking):
+    with config.export_ignore_forward_compatibility(True), patched.BACKEND.by(any_backend):
         yield
-
-
-def _exists(module: str) -> bool:
-    try:
-        return util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

@@ -54,16 +54,16 @@ class Patch:
         return getattr(owner, attribute) if attribute else owner
 
     @contextlib.contextmanager
-    def by(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-        """Have calls go to `make(before)` inside the `with` statement; `before` is the function that stood there."""
+    def by(self, instead: Callable[..., Any]) -> Iterator[None]:
+        """Have calls go to `instead` inside the `with` statement, which gets the function that stood there first."""
         with _LOCK:
             if not self._users:
                 self._before = vars(self.object).get(self.name) or getattr(self.object, self.name)
                 self._put(self._dispatcher())
             self._users += 1
-            instead = make(self._function)
-            self._of_all += [instead] * self.everywhere
-        token = None if self.everywhere else self._mine.set(instead)
+            call = functools.partial(instead, self._function)
+            self._of_all += [call] * self.everywhere
+        token = None if self.everywhere else self._mine.set(call)
         try:
             yield
         finally:
@@ -71,16 +71,16 @@ class Patch:
                 self._mine.reset(token)
             with _LOCK:
                 if self.everywhere:
-                    self._of_all.remove(instead)
+                    self._of_all.remove(call)
                 self._users -= 1
                 if not self._users:
                     self._put(self._before)
 
-    def forever(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-        """Have calls go to `make(before)` from now on; return what stands there. The first call counts."""
+    def forever(self, instead: Callable[..., Any]) -> Any:
+        """Have calls go to `instead`, as `by` does, from now on; return what stands there. The first call counts."""
         with _LOCK:
             if not self._kept:
-                self._kept.append(self.by(make))
+                self._kept.append(self.by(instead))
                 self._kept[0].__enter__()
             return vars(self.object)[self.name]
 

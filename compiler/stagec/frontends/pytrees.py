@@ -50,7 +50,8 @@ def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
                     what = f"{where} an object with a field that is not an array ({auxdata!r}), which"
                     describe(node)
                 elif kind not in _NATIVE:
-                    what = f"{where} a {kind.__module__}.{kind.__qualname__} ({_owner(kind)}), which"
+                    owner = "your class" if _is_users(kind) else f"a class of {kind.__module__.partition('.')[0]}"
+                    what = f"{where} a {kind.__module__}.{kind.__qualname__} ({owner}), which"
                     describe(node)
             except ValueError as error:
                 what = f"{what} cannot be described: {error}"
@@ -193,10 +194,6 @@ def _is_users(kind: type) -> bool:
     """Whether a class is in the user's own code, and not in an installed package."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ == "__main__" or (file is not None and user_code.is_users(file))
-
-
-def _owner(kind: type) -> str:
-    return "your class" if _is_users(kind) else f"a class of {kind.__module__.partition('.')[0]}"
 
 
 def _advice(kind: type) -> str:

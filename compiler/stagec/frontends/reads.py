@@ -19,7 +19,6 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Collection, Sequence
-from types import FrameType
 from typing import Any
 
 from stagec.core.builds.imports import Looked
@@ -65,7 +64,7 @@ class Reads:
         self._relative: set[str] = set()
         self._native_code = self._processes = False
         for patch in patched.STAT:
-            self._watch(patch)
+            self._replace(patch, self._asking)
         patched.FIND.forever(self._searching)
         self._replace(patched.OPEN, self._opening)
         sys.addaudithook(self._hear)
@@ -112,20 +111,23 @@ class Reads:
         below = not relative.startswith("../") or any(f"{relative}/".startswith(f"{root}/") for root in roots)
         return relative if below else None
 
-    def _searching(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        def find_spec(finder: Any, fullname: str, target: Any = None) -> Any:
-            self._searched.add((os.path.join(self._here, finder.path), fullname.rpartition(".")[2]))
-            return before(finder, fullname, target)
+    def _searching(self, before: Callable[..., Any], finder: Any, fullname: str, target: Any = None) -> Any:
+        self._searched.add((os.path.join(self._here, finder.path), fullname.rpartition(".")[2]))
+        return before(finder, fullname, target)
 
-        return find_spec
+    def _opening(
+        self, before: Callable[..., int], path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> int:
+        if dir_fd is not None and patched.caller().partition(".")[0] not in _OPENS_BELOW:
+            self._why_all = self._why_all or f"it opens {path!r} below a descriptor"
+        return before(path, flags, mode, dir_fd=dir_fd)
 
-    def _opening(self, before: Callable[..., int]) -> Callable[..., int]:
-        def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-            if dir_fd is not None and patched.caller().partition(".")[0] not in _OPENS_BELOW:
-                self._why_all = self._why_all or f"it opens {path!r} below a descriptor"
-            return before(path, flags, mode, dir_fd=dir_fd)
-
-        return open_
+    def _asking(
+        self, before: Callable[..., Any], path: Any, *mode: int, dir_fd: int | None = None, **options: Any
+    ) -> Any:
+        """Note what a function of `os` is asked for. The import system has functions of its own."""
+        self._note(path, self._files, dir_fd=dir_fd)
+        return before(path, *mode, dir_fd=dir_fd, **options)
 
     def _note_listed(self, folder: Any) -> None:
         try:
@@ -160,12 +162,11 @@ class Reads:
                 if _may_open_files(module):
                     self._native_code, self._why_all = True, self._why_all or module
         elif event in ("os.scandir", "os.listdir"):
-            caller = sys._getframe(1)
-            name = caller.f_globals.get("__name__")
+            name = sys._getframe(1).f_globals.get("__name__")
             # The first says what it looks for, the second lists what it removes.
             if name not in _IMPORT_SYSTEM and (name, type(arguments[0])) != ("shutil", int):
                 self._note_listed(arguments[0])
-            if event == "os.scandir" and not _takes_names(caller):
+            if event == "os.scandir" and str(name).partition(".")[0] not in _TAKES_NAMES:
                 self._note("." if arguments[0] is None else arguments[0], self._folders)
         elif event in _STARTS:
             program = _program(event, arguments)
@@ -193,21 +194,9 @@ class Reads:
         if path.endswith(".pyc"):  # its source is compared by size and time
             self._note(importlib.util.source_from_cache(path), self._files)
 
-    def _watch(self, patch: patched.Patch) -> None:
-        """Note what a function of `os` is asked for. The import system has functions of its own."""
-
-        def telling(before: Callable[..., Any]) -> Callable[..., Any]:
-            def tell(path: Any, *mode: int, dir_fd: int | None = None, **options: Any) -> Any:
-                self._note(path, self._files, dir_fd=dir_fd)
-                return before(path, *mode, dir_fd=dir_fd, **options)
-
-            return tell
-
-        self._replace(patch, telling)
-
-    def _replace(self, patch: patched.Patch, make: Callable[..., Any]) -> None:
+    def _replace(self, patch: patched.Patch, instead: Callable[..., Any]) -> None:
         call = getattr(os, patch.name)
-        watched = patch.forever(make)
+        watched = patch.forever(instead)
         for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             if call in supported:
                 supported.add(watched)
@@ -228,7 +217,3 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
     """Return the program that an event starts, one of the machine without its folder; "" if it does not say."""
     program = str(arguments[0]) if event == "subprocess.Popen" else ""
     return _OF_THE_MACHINE.sub("", program)
-
-
-def _takes_names(caller: FrameType) -> bool:
-    return str(caller.f_globals.get("__name__")).partition(".")[0] in _TAKES_NAMES

@@ -80,9 +80,9 @@ def clock_and_chance() -> Iterator[None]:
 
     before, zone = _state(), os.environ.get("TZ")
     with contextlib.ExitStack() as changes:
-        for patches, make in _CHANGES:
+        for patches, instead in _CHANGES:
             for patch in patches:
-                changes.enter_context(patch.by(make))
+                changes.enter_context(patch.by(instead))
         changes.callback(_restore, before)
         changes.callback(_zone, zone)
         _zone("UTC")
@@ -140,97 +140,60 @@ def _seconds() -> float:
     return _WORLD.read() / 10**9
 
 
-def _reading(in_ns: bool, before: _Function) -> _Function:
-    def read(*clock: int) -> Any:
-        if _is_real():
-            return before(*clock)
-        return _WORLD.read() if in_ns else _seconds()
-
-    return read
+def _read(before: _Function, *clock: int) -> Any:
+    return before(*clock) if _is_real() else _seconds()
 
 
-def _converting(before: _Function) -> _Function:
-    def convert(seconds: float | None = None) -> Any:
-        return before(_seconds() if seconds is None and not _is_real() else seconds)
-
-    return convert
+def _read_ns(before: _Function, *clock: int) -> Any:
+    return before(*clock) if _is_real() else _WORLD.read()
 
 
-def _formatting(before: _Function) -> _Function:
-    def format_time(*given: Any) -> Any:  # the time is the last of one or two arguments, and may be missing
-        whole = given and not isinstance(given[-1], str)
-        return before(*given) if whole or _is_real() else before(*given, time.gmtime(_seconds()))
-
-    return format_time
+def _convert(before: _Function, seconds: float | None = None) -> Any:
+    return before(_seconds() if seconds is None and not _is_real() else seconds)
 
 
-def _now(before: _Function) -> _Function:
-    def now(cls: Any, tz: Any = None) -> Any:
-        return before(cls, tz) if _is_real() else cls.fromtimestamp(_seconds(), tz)
-
-    return now
+def _format(before: _Function, *given: Any) -> Any:  # the time is the last of one or two arguments, and may be missing
+    whole = given and not isinstance(given[-1], str)
+    return before(*given) if whole or _is_real() else before(*given, time.gmtime(_seconds()))
 
 
-def _utcnow(before: _Function) -> _Function:
-    def utcnow(cls: Any) -> Any:
-        return before(cls) if _is_real() else cls.fromtimestamp(_seconds(), datetime.UTC).replace(tzinfo=None)
-
-    return utcnow
+def _now(before: _Function, cls: Any, tz: Any = None) -> Any:
+    return before(cls, tz) if _is_real() else cls.fromtimestamp(_seconds(), tz)
 
 
-def _today(before: _Function) -> _Function:
-    def today(cls: Any) -> Any:
-        return before(cls) if _is_real() else cls.fromtimestamp(_seconds())
-
-    return today
+def _utcnow(before: _Function, cls: Any) -> Any:
+    return before(cls) if _is_real() else cls.fromtimestamp(_seconds(), datetime.UTC).replace(tzinfo=None)
 
 
-def _sleeping(before: _Function) -> _Function:
-    def sleep(seconds: float) -> None:
-        before(seconds)
-        _WORLD.clock += round(float(seconds) * 10**9)
-
-    return sleep
+def _today(before: _Function, cls: Any) -> Any:
+    return before(cls) if _is_real() else cls.fromtimestamp(_seconds())
 
 
-def _drawing(before: _Function) -> _Function:
-    return lambda size, flags=0: _WORLD.entropy(size)
+def _sleep(before: _Function, seconds: float) -> None:
+    before(seconds)
+    _WORLD.clock += round(float(seconds) * 10**9)
 
 
-def _seed(before: _Function) -> _Function:
-    def seed(a: Any = None, version: int = 2) -> None:
-        before(_WORLD.entropy(32) if a is None else a, version)
-
-    return seed
+def _seed(before: _Function, a: Any = None, version: int = 2) -> None:
+    before(_WORLD.entropy(32) if a is None else a, version)
 
 
-def _seed_of_class(before: _Function) -> _Function:
-    def seed(self: Any, a: Any = None, version: int = 2) -> None:
-        before(self, _WORLD.entropy(32) if a is None else a, version)
-
-    return seed
+def _seed_of_class(before: _Function, generator: Any, a: Any = None, version: int = 2) -> None:
+    _seed(functools.partial(before, generator), a, version)
 
 
-def _uuid1(before: _Function) -> _Function:
-    return lambda node=None, clock_seq=None: uuid.UUID(bytes=_WORLD.entropy(16), version=1)
-
-
-def _node(before: _Function) -> _Function:
-    return lambda: 0x020000000000  # an address that no maker gives
-
-
-_CHANGES: tuple[tuple[Sequence[patched.Patch], Callable[[_Function], _Function]], ...] = (
-    (patched.CLOCKS, functools.partial(_reading, False)),
-    (patched.CLOCKS_IN_NS, functools.partial(_reading, True)),
-    (patched.CONVERTED_TIMES, _converting),
-    (patched.FORMATTED_TIMES, _formatting),
+_CHANGES: tuple[tuple[Sequence[patched.Patch], _Function], ...] = (
+    (patched.CLOCKS, _read),
+    (patched.CLOCKS_IN_NS, _read_ns),
+    (patched.CONVERTED_TIMES, _convert),
+    (patched.FORMATTED_TIMES, _format),
     ((patched.NOW,), _now),
     ((patched.UTCNOW,), _utcnow),
     ((patched.TODAY,), _today),
-    ((patched.SLEEP,), _sleeping),
-    (patched.ENTROPY, _drawing),
+    ((patched.SLEEP,), _sleep),
+    (patched.ENTROPY, lambda before, size, flags=0: _WORLD.entropy(size)),
     ((patched.SEED,), _seed),
     ((patched.SEED_OF_CLASS,), _seed_of_class),
-    ((patched.UUID1,), _uuid1),
-    ((patched.NODE,), _node),
+    ((patched.UUID1,), lambda before, node=None, clock_seq=None: uuid.UUID(bytes=_WORLD.entropy(16), version=1)),
+    ((patched.NODE,), lambda before: 0x020000000000),  # an address that no maker gives
 )

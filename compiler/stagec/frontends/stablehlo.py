@@ -36,10 +36,9 @@ _DTYPES = {
 
 
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
-    """Return the StableHLO file that `spec.entry` names, in the serialization format of `jax.export`, and no bytes.
+    """Return the StableHLO file that `spec.entry` names as an artifact: one module for all devices.
 
-    import_roots: folders below which the manifest's folder is looked for, first wins.
-    The bytes hold no source location. Raises StagecError when the file is not there, does not parse or has no `main`.
+    Raises StagecError when the file is not there, does not parse or has no `main`.
     """
     with mlir.make_context() as context, ir.Location.unknown(context):
         module = _read(context, spec, import_roots)

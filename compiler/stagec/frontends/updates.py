@@ -57,9 +57,9 @@ def watched(
 
     def reached(before: Mapping[str, Any]) -> list[tuple[str, Any]]:
         names = user_code.positional(function)
-        objects = {_named(names, path): leaf for path, leaf in before.items() if value_of(leaf) is None}
-        values = ((f"{named} ({where})", value_of(leaf)) for named, leaf, where in closures.reached(function, objects))
-        return [(named, value) for named, value in values if value is not None]
+        objects = {named(names, path): leaf for path, leaf in before.items() if value_of(leaf) is None}
+        values = ((f"{name} ({where})", value_of(leaf)) for name, leaf, where in closures.reached(function, objects))
+        return [(name, value) for name, value in values if value is not None]
 
     def watching(*args: Any, **kwargs: Any) -> Any:
         before, again = leaves((args, kwargs)), leaves((args, kwargs))
@@ -83,7 +83,7 @@ def watched(
         if changed:
             raise lost(*_arguments(user_code.positional(function), changed, copied))
         returned |= {id(value) for _, value in around}
-        if paths := [named for named, value in reached(before) if id(value) not in returned]:
+        if paths := [name for name, value in reached(before) if id(value) not in returned]:
             raise lost(paths, "make it an argument, and return the new value beside the result")
         return result
 
@@ -114,14 +114,14 @@ def _structure(tree: Any) -> Any:
 
 def _arguments(parameters: Sequence[str], changed: Sequence[str], copied: str) -> tuple[list[str], str]:
     """Return the paths of changed arguments, and what to write."""
-    paths = [_named(parameters, path) for path in changed]
+    paths = [named(parameters, path) for path in changed]
     names = list(dict.fromkeys(re.split(r"(?<=.)[.\[]", path)[0] for path in paths))
     write = f"return {', '.join(names)} too, and give the next call what the result has;\n"
     return paths, write + f"if no caller needs the change, make it to a copy: {copied.replace('NAME', names[0])}"
 
 
-def _named(names: Sequence[str], path: str) -> str:
-    """Return a path with the name of the parameter: `[0][1].weight` -> `model.weight`."""
+def named(names: Sequence[str], path: str) -> str:
+    """Return a path in `(args, kwargs)` as a caller writes it, with the parameter's name: `[0][1].w` -> `model.w`."""
     number, _, rest = path[4:].partition("]")
     if path.startswith("[1]["):
         return number.strip("'") + rest

@@ -75,17 +75,14 @@ class _Device:
 def _without_a_client() -> Iterator[None]:
     """Let JAX lower over a mesh and start no thread, inside a `with` statement; then it forgets what it did."""
 
-    def in_one_thread(before: Callable[..., Any]) -> Callable[..., Any]:
-        def make() -> Any:
-            context = before()
-            context.enable_multithreading(False)
-            return context
-
-        return make
+    def in_one_thread(before: Callable[[], Any]) -> Any:
+        context = before()
+        context.enable_multithreading(False)
+        return context
 
     with contextlib.ExitStack() as changes:
         changes.callback(jax.clear_caches)
-        changes.enter_context(patched.DEFAULT_DEVICE_OF_ALL.by(lambda _: lambda: _Device))
-        changes.enter_context(patched.CLIENT.by(lambda _: lambda *_: _Device.client))
+        changes.enter_context(patched.DEFAULT_DEVICE_OF_ALL.by(lambda before: _Device))
+        changes.enter_context(patched.CLIENT.by(lambda before, *_: _Device.client))
         changes.enter_context(patched.CONTEXT.by(in_one_thread))
         yield

@@ -15,7 +15,7 @@ from stagec.arrays import dims, dtypes, tracing
 from stagec.arrays.dtypes import COMPLEX, FLOATING, KINDS, DType
 from stagec.arrays.execution import as_one
 from stagec.arrays.namespace.elementwise import logaddexp
-from stagec.arrays.namespace.manipulation import expand_dims
+from stagec.arrays.namespace.manipulation import expand_dims, squeeze
 from stagec.arrays.namespace.promotion import array_of, inexact, named, promoted
 from stagec.arrays.namespace.statistical import Axis, kept, mean, sum as summed
 from stagec.arrays.primitives import elementwise as p, reductions as r
@@ -205,15 +205,9 @@ def logsumexp(
     result = p.add(p.log(total), convert(high, total.dtype))
     if factor is not None and not return_sign and KINDS[result.dtype] == FLOATING:
         result = p.select(p.less(sign, 0), np.nan, result)
-    if not keepdims:
-        result, sign = (_without(array, axes) for array in (result, sign))
+    if not keepdims and axes:
+        result, sign = (squeeze(array, axes) for array in (result, sign))
     return (result, sign) if return_sign else result
-
-
-def _without(x: Any, axes: tuple[int, ...]) -> Any:
-    from stagec.arrays.namespace.manipulation import squeeze
-
-    return squeeze(x, axes) if axes else x
 
 
 def standardize(

@@ -16,7 +16,7 @@ from stagec.arrays import binding, execution, tracing
 from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import INTEGRAL, KINDS
 from stagec.arrays.namespace import assignment, elementwise, indexing, linear, manipulation
-from stagec.arrays.namespace.datatypes import check_device, device_of
+from stagec.arrays.namespace.datatypes import astype, check_device, device_of
 from stagec.arrays.namespace.promotion import is_jaxs, is_scalar
 from stagec.arrays.primitives.structural import transpose
 from stagec.arrays.values import Value, as_view
@@ -154,8 +154,6 @@ def _tolist(self: Any) -> Any:
 
 def _astype(self: Any, dtype: Any, /, *, copy: bool = True) -> Any:
     """Return the elements as ones of another dtype."""
-    from stagec.arrays.namespace.datatypes import astype
-
     return astype(self, dtype, copy=copy)
 
 

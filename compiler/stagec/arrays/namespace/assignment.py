@@ -19,7 +19,7 @@ from stagec.arrays.namespace.indexing import gathering, getitem, has_arrays, ind
 from stagec.arrays.namespace.promotion import array_of, is_scalar, like
 from stagec.arrays.places import here
 from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives.indexing import GatherNumbers, dynamic_slice, dynamic_update_slice, scatter
+from stagec.arrays.primitives.indexing import GatherDimensionNumbers, dynamic_slice, dynamic_update_slice, scatter
 from stagec.arrays.primitives.slicing import pad, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, full, iota, reshape
 from stagec.arrays.tracing import Tracer
@@ -171,7 +171,9 @@ class Part:
         index = reshape(p.add(count, array_of(first)), (self.shape[axis], 1))
         offset = tuple(other for other in range(len(whole)) if other != axis)
         updates = Part(along.read(), inner).written(new)
-        return scatter(self._x, index, updates, GatherNumbers(offset, (axis,), (axis,)), unique=True, inside=True)
+        return scatter(
+            self._x, index, updates, GatherDimensionNumbers(offset, (axis,), (axis,)), unique=True, inside=True
+        )
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {

@@ -16,6 +16,7 @@ from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.structural import full
 
 _INF, _NAN = math.inf, math.nan
+_is, _both, _either = p.equal, p.bitwise_and, p.bitwise_or
 
 
 def _bad(x: Any) -> Any:
@@ -24,10 +25,6 @@ def _bad(x: Any) -> Any:
 
 def _nan(x: Any) -> Any:
     return p.not_equal(x, x)
-
-
-def _is(x: Any, number: float) -> Any:
-    return p.equal(x, number)
 
 
 def _infinite(x: Any) -> Any:
@@ -43,17 +40,6 @@ def _signed(number: float, x: Any) -> Any:
     """Return a number with the sign of x."""
     size = full(x.shape, number, x.dtype)
     return p.select(_negative(x), p.negative(size), size)
-
-
-def _both(*conditions: Any) -> Any:
-    result = conditions[0]
-    for condition in conditions[1:]:
-        result = p.bitwise_and(result, condition)
-    return result
-
-
-def _either(first: Any, second: Any) -> Any:
-    return p.bitwise_or(first, second)
 
 
 Case = tuple[Callable[[Any, Any], Any], Callable[[Any, Any], tuple[Any, Any]]]

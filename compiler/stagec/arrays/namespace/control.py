@@ -8,24 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stagec.arrays import dims, dtypes, pytrees
+from stagec.arrays import binding, dims, dtypes, pytrees, tracing
+from stagec.arrays.namespace.flat import Flat
 from stagec.arrays.namespace.promotion import array_of
 from stagec.arrays.primitives import control
 from stagec.arrays.primitives.structural import convert
 from stagec.arrays.values import ShapedArray, shown
-
-
-class _Flat:
-    """A function of pytrees as one of arrays; `out` is the structure of its last result."""
-
-    def __init__(self, function: Callable[..., Any], structure: Any) -> None:
-        self._function = function
-        self._structure = structure
-        self.out: Any = None
-
-    def __call__(self, *values: Any) -> list[Any]:
-        result, self.out = pytrees.flatten(self._function(*self._structure.unflatten(values)))
-        return [array_of(leaf) for leaf in result]
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -39,12 +27,12 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     number = array_of(index, "switch")
     if number.shape != () or dtypes.KINDS[number.dtype] not in dtypes.INTEGRAL:
         raise TypeError(f"switch: an index is one integer, not {number.dtype} of shape {shown(number.shape)}")
-    flat = [_Flat(branch, structure) for branch in branches]
+    flat = [Flat(branch, structure) for branch in branches]
     result = control.case(convert(number, dtypes.int32), flat, [array_of(leaf) for leaf in leaves])
     for i, other in enumerate(flat[1:], 1):
         if other.out != flat[0].out:
             raise control.BranchError(f"branches give other trees: branch 0 {flat[0].out}, branch {i} {other.out}")
-    return flat[0].out.unflatten(result)
+    return flat[0].unflatten(result)
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
@@ -66,7 +54,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     It has no derivative; `scan` has. Raises TypeError where the body gives other avals than it takes.
     """
     leaves, structure = pytrees.flatten((init_val,))
-    body, test = _Flat(body_fun, structure), _Flat(cond_fun, structure)
+    body, test = Flat(body_fun, structure), Flat(cond_fun, structure)
     (tree,) = structure.children()
 
     def step(*values: Any) -> list[Any]:
@@ -88,8 +76,6 @@ def _strong(leaves: Sequence[Any], step: Callable[..., Sequence[Any]], others: S
 
     step: takes that, and arrays of the avals `others`.
     """
-    from stagec.arrays import binding, tracing
-
     values = [array_of(leaf) for leaf in leaves]
     if not any(getattr(value, "weak_type", False) for value in values):
         return values

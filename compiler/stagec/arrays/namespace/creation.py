@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         raise ValueError(f"asarray: a {type(obj).__qualname__} must be copied into an array; leave copy out")
     if isinstance(obj, list | tuple) and _has_values(obj):
         parts = [asarray(item, dtype=wanted) for item in obj]
-        dtype_ = wanted or np.dtype(_common(parts))
+        dtype_ = wanted or functools.reduce(dtypes.promote, [part.dtype for part in parts])
         rows = [reshape(convert(part, dtype_), (1, *part.shape)) for part in parts]
         return concatenate(rows, 0)
     if isinstance(obj, dims.Dim):
@@ -51,13 +51,6 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
 
 def _has_values(obj: Any) -> bool:
     return isinstance(obj, Value) or (isinstance(obj, list | tuple) and any(map(_has_values, obj)))
-
-
-def _common(parts: Sequence[Any]) -> DType:
-    result: DType = parts[0].dtype
-    for part in parts[1:]:
-        result = dtypes.promote(result, part.dtype)
-    return result
 
 
 _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}

@@ -68,9 +68,8 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
     """Return the dtype that arrays, dtypes and Python's numbers promote to."""
     if not arrays_and_dtypes:
         raise ValueError("result_type: expected an array or a dtype")
-    return dtype_of(*(x if is_scalar(x) else _dtype(x) if not isinstance(x, Value) else x for x in arrays_and_dtypes))[
-        0
-    ]
+    given = (x if is_scalar(x) or isinstance(x, Value) else _dtype(x) for x in arrays_and_dtypes)
+    return dtype_of(*given)[0]
 
 
 def _dtype(x: Any) -> DType:

@@ -138,23 +138,14 @@ def wrapped(index: Any, size: Any) -> Any:
     if KINDS[index.dtype] == UNSIGNED and isinstance(index, Tracer):
         return index
     known = binding.known(index)
-    if known is None:
-        wide = dtypes.int64 if index.dtype == dtypes.int64 else dtypes.int32
-        index = convert(index, wide)
-        return p.select(p.less(index, 0), p.add(index, _size(size, wide)), index)
+    if known is None or type(size) is not int:
+        wide = dtypes.int64 if known is None and index.dtype == dtypes.int64 else dtypes.int32
+        index = convert(index if known is None else binding.constant(known.astype(np.int32)), wide)
+        negative = p.less(index, 0)
+        length = convert(array_of(size), wide) if isinstance(size, Dim) else np.asarray(size, wide)
+        return p.select(negative, p.add(index, length), index)
     known = known.astype(np.int64)
-    if type(size) is not int:
-        return _wrapped_symbolic(known, size)
     if known.size and not (-size <= known.min() and known.max() < size):
         raise IndexError(f"indices from {known.min()} to {known.max()} are out of range for a size of {size}")
     result: Any = np.where(known < 0, known + size, known).astype(np.int32 if size < 2**31 else np.int64)
     return result
-
-
-def _wrapped_symbolic(known: np.ndarray[Any, Any], size: Any) -> Any:
-    index = convert(binding.constant(known.astype(np.int32)), dtypes.int32)
-    return p.select(p.less(index, 0), p.add(index, _size(size, dtypes.int32)), index)
-
-
-def _size(size: Any, dtype: dtypes.DType) -> Any:
-    return convert(array_of(size), dtype) if isinstance(size, Dim) else np.asarray(size, dtype)

@@ -16,11 +16,11 @@ from stagec.arrays.dtypes import INTEGRAL, KINDS
 from stagec.arrays.namespace.index_keys import expanded, plain, split, wrapped
 from stagec.arrays.namespace.promotion import array_of
 from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives.indexing import GatherNumbers, are_inside, gather
+from stagec.arrays.primitives.indexing import GatherDimensionNumbers, are_inside, gather
 from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
 from stagec.arrays.primitives.structural import broadcast, convert, reshape, transpose
 from stagec.arrays.tracing import Tracer
-from stagec.arrays.values import Value, as_view, axis_of, broadcast_shapes
+from stagec.arrays.values import Value, as_view, axis_of, broadcast_shapes, one_axis_of
 
 
 def getitem(x: Any, key: Any) -> Any:
@@ -81,7 +81,7 @@ def gathered(x: Any, entries: Sequence[Any], outside: Any = None) -> Any:
     if plan.numbers is not None:
         elements = gather(x, plan.index, plan.numbers, plan.sizes)
         if outside is not None:
-            batch = [axis for axis in range(len(plan.parts)) if axis not in plan.numbers.offset]
+            batch = [axis for axis in range(len(plan.parts)) if axis not in plan.numbers.offset_dims]
             inside = broadcast(are_inside(x, plan.index, plan.numbers, plan.sizes), plan.parts, batch)
             elements = p.select(inside, elements, outside)
         return reshape(elements, plan.shape)
@@ -104,7 +104,7 @@ class Gathering(NamedTuple):
     """
 
     index: Any
-    numbers: GatherNumbers | None
+    numbers: GatherDimensionNumbers | None
     sizes: Shape
     parts: Shape
     shape: Shape
@@ -129,7 +129,7 @@ def gathering(whole: Shape, entries: Sequence[Any]) -> Gathering:
     own = [size for axis, size in enumerate(whole) if axis not in indexed]
     offset = (*range(before), *range(before + rank, len(own) + rank))
     sizes = tuple(1 if axis in indexed else size for axis, size in enumerate(whole))
-    numbers = GatherNumbers(offset, tuple(indexed), tuple(indexed))
+    numbers = GatherDimensionNumbers(offset, tuple(indexed), tuple(indexed))
     parts = (*own[:before], *shape, *own[before:])
     index = concatenate(columns, rank)
     return Gathering(index, numbers, sizes, parts, _with_new_axes(parts, entries, together, before, rank))
@@ -173,11 +173,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     are unsigned, the largest, and True of bools. Raises IndexError where it is known.
     """
     x = array_of(x, "take")
-    if axis is None:
-        if len(x.shape) != 1:
-            raise ValueError(f"take: an array of {len(x.shape)} dimensions needs an axis")
-        axis = 0
-    where = axis_of(axis, len(x.shape))
+    where = one_axis_of(axis, len(x.shape), "take")
     index = array_of(indices, "take")
     if KINDS[index.dtype] not in INTEGRAL:
         raise TypeError(f"take: indices are integers, not {index.dtype}")
@@ -185,10 +181,10 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     if binding.known(index) is not None:
         return getitem(x, key)
     slices, arrays = split(x, expanded(x, key))
-    return gathered(sliced(x, slices), arrays, outside=_missing(x.dtype))
+    return gathered(sliced(x, slices), arrays, outside=missing(x.dtype))
 
 
-def _missing(dtype: dtypes.DType) -> Any:
+def missing(dtype: dtypes.DType) -> Any:
     """Return what stands for an element that is not there, as in JAX."""
     if KINDS[dtype] in INTEGRAL:
         least, most = dtypes.limits(dtype)
@@ -215,9 +211,9 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     order = (*others, where)
     rows, columns = transpose(wide_x, order), transpose(wide, order)
     batch = tuple(range(len(others)))
-    numbers = GatherNumbers((), (len(others),), (len(others),), batch, batch)
+    numbers = GatherDimensionNumbers((), (len(others),), (len(others),), batch, batch)
     starts, sizes = reshape(columns, (*columns.shape, 1)), [1] * len(order)
     result = gather(rows, starts, numbers, sizes)
     if isinstance(wide, Tracer):
-        result = p.select(are_inside(rows, starts, numbers, sizes), result, _missing(x.dtype))
+        result = p.select(are_inside(rows, starts, numbers, sizes), result, missing(x.dtype))
     return transpose(result, np.argsort(order).tolist())

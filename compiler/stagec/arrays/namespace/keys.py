@@ -19,7 +19,7 @@ from stagec.arrays.execution import as_one
 from stagec.arrays.namespace.promotion import array_of, is_scalar
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.hashing import iota_2x32, threefry2x32
-from stagec.arrays.primitives.slicing import concatenate, slice_
+from stagec.arrays.primitives.slicing import concatenate, row
 from stagec.arrays.primitives.structural import convert, reshape
 from stagec.arrays.values import literal, shown
 
@@ -99,8 +99,7 @@ def _seed(seed: Any) -> Any:
 
 def halves(words: Any) -> tuple[Any, Any]:
     """Return the two words of a key as arrays of no dimensions."""
-    first, second = (reshape(slice_(words, (i,), (i + 1,)), ()) for i in range(2))
-    return first, second
+    return row(words, 0), row(words, 1)
 
 
 @as_one

@@ -20,7 +20,7 @@ from stagec.arrays.namespace.promotion import array_of, like, promoted
 from stagec.arrays.primitives import elementwise as p, factorizations, matrices, orthogonal, spectra, systems
 from stagec.arrays.primitives.foreign import require_matrices
 from stagec.arrays.primitives.reductions import reduce_max, reduce_min
-from stagec.arrays.primitives.slicing import slice_
+from stagec.arrays.primitives.slicing import along
 from stagec.arrays.primitives.structural import broadcast, convert, full, reduce_sum, reshape
 from stagec.arrays.values import ShapedArray, as_view, axes_of, broadcast_shapes, shown
 
@@ -186,7 +186,7 @@ def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
     dtype = dtypes.default(SIGNED)
     if numbers.shape[-1] == 0:
         return full(numbers.shape[:-1], 0, dtype)
-    largest = slice_(numbers, [0] * len(numbers.shape), [*numbers.shape[:-1], 1])
+    largest = along(numbers, -1, 0, 1)
     limit = _tolerance(x, rtol, "matrix_rank")
     limit = p.multiply(reshape(limit, (*limit.shape, 1)), largest)
     return reduce_sum(convert(p.greater(numbers, limit), dtype), [len(numbers.shape) - 1])

@@ -13,7 +13,7 @@ from stagec.arrays.namespace import elementwise, statistical
 from stagec.arrays.namespace.promotion import array_of, promoted
 from stagec.arrays.primitives import elementwise as p, matrices
 from stagec.arrays.primitives.contractions import dot_general
-from stagec.arrays.primitives.slicing import concatenate, slice_
+from stagec.arrays.primitives.slicing import along, concatenate
 from stagec.arrays.primitives.structural import broadcast, full, reshape, transpose
 from stagec.arrays.values import axis_of, broadcast_shapes, gives_views, shown
 
@@ -40,23 +40,14 @@ def matmul(x1: Any, x2: Any, /) -> Any:
         shapes = f"{shown(first.shape)} and {shown(second.shape)}"
         raise ValueError(f"matmul: shapes {shapes} do not fit: the last size of one is that of the other's rows")
     if len(b.shape) == 2:  # of a matrix that all share, without copies of it
-        result = _dot(a, b, ([len(a.shape) - 1], [0]))
+        result = dot_general(a, b, ([len(a.shape) - 1], [0]))
     else:
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         a, b = broadcast(a, (*batch, *a.shape[-2:])), broadcast(b, (*batch, *b.shape[-2:]))
         axes = range(len(batch))
-        result = _dot(a, b, ([len(batch) + 1], [len(batch)]), (axes, axes))
+        result = dot_general(a, b, ([len(batch) + 1], [len(batch)]), (axes, axes))
     shape = [*result.shape[:-2], *([] if row else [result.shape[-2]]), *([] if column else [result.shape[-1]])]
     return reshape(result, shape)
-
-
-def _dot(
-    a: Any,
-    b: Any,
-    contracted: tuple[Sequence[int], Sequence[int]],
-    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
-) -> Any:
-    return dot_general(a, b, contracted, batch)
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Any:
@@ -69,7 +60,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
         axes = (range(ranks[0] - axes, ranks[0]), range(axes))
     of_first = [axis_of(axis, ranks[0]) for axis in axes[0]]
     of_second = [axis_of(axis, ranks[1]) for axis in axes[1]]
-    return _dot(first, second, (of_first, of_second))
+    return dot_general(first, second, (of_first, of_second))
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
@@ -135,13 +126,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
         raise ValueError(f"cross: axis {axis} must have size 3 in both arrays, of shapes {shapes}")
     shape = broadcast_shapes(first.shape, second.shape)
     where = axis_of(axis, len(shape))
-
-    def component(x: Any, number: int) -> Any:
-        start, limit = [0] * len(shape), list(shape)
-        start[where], limit[where] = number, number + 1
-        return slice_(x, start, limit)
-
-    a, b = ([component(broadcast(x, shape), i) for i in range(3)] for x in (first, second))
+    a, b = ([along(broadcast(x, shape), where, i, i + 1) for i in range(3)] for x in (first, second))
     pairs = ((1, 2), (2, 0), (0, 1))
     parts = [p.subtract(p.multiply(a[i], b[j]), p.multiply(a[j], b[i])) for i, j in pairs]
     return concatenate(parts, where)

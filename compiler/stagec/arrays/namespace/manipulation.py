@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from stagec.arrays import dims, dtypes
+from stagec.arrays.namespace.indexing import take
 from stagec.arrays.namespace.promotion import array_of, dtype_of
 from stagec.arrays.primitives import elementwise as p
-from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
+from stagec.arrays.primitives.slicing import along, concatenate, reverse
 from stagec.arrays.primitives.structural import broadcast, convert, reshape as reshaped, transpose
 from stagec.arrays.tracing import Tracer, refuse
 from stagec.arrays.values import as_view, axes_of, axis_of, gives_views, shown
@@ -54,12 +55,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     if type(count) is not int:
         raise ValueError(f"unstack: the size of axis {axis} of shape {shown(x.shape)} must be a number")
     rest = tuple(size for i, size in enumerate(x.shape) if i != where)
-    result = []
-    for number in range(count):
-        start, limit = [0] * len(x.shape), list(x.shape)
-        start[where], limit[where] = number, number + 1
-        result.append(reshaped(slice_(x, start, limit), rest))
-    return tuple(result)
+    return tuple(reshaped(along(x, where, number, number + 1), rest) for number in range(count))
 
 
 @gives_views
@@ -160,9 +156,9 @@ def _rolled(x: Any, by: int, axis: int) -> Any:
     if size == 0 or size == 1:
         return x
     first = by % size
-    middle, start, limit = [0] * len(x.shape), [0] * len(x.shape), list(x.shape)
-    start[axis] = limit[axis] = size - first
-    return concatenate([slice_(x, start, x.shape), slice_(x, middle, limit)], axis) if first != 0 else x
+    if first == 0:
+        return x
+    return concatenate([along(x, axis, size - first, size), along(x, axis, 0, size - first)], axis)
 
 
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
@@ -179,8 +175,6 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
     if not isinstance(repeats, int):
         counts = np.asarray(repeats)
         if counts.size != 1:
-            from stagec.arrays.namespace.indexing import take
-
             size = x.shape[where]
             return take(x, np.repeat(np.arange(size, dtype=np.int32), counts), axis=where)
         repeats = int(counts.reshape(()))
@@ -211,8 +205,6 @@ def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: 
         size = x.shape[where]
         if size == 0:
             break
-        start, limit = [0] * len(x.shape), list(x.shape)
-        start[where], limit[where] = 1, size - 1
-        later, earlier = slice_(x, start, x.shape), slice_(x, [0] * len(x.shape), limit)
+        later, earlier = along(x, where, 1, size), along(x, where, 0, size - 1)
         x = p.bitwise_xor(later, earlier) if x.dtype == dtypes.bool_ else p.subtract(later, earlier)
     return x

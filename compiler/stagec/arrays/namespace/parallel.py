@@ -13,6 +13,7 @@ from typing import Any
 
 from stagec.arrays import meshes, pytrees, tracing
 from stagec.arrays.meshes import Axes
+from stagec.arrays.namespace.flat import Flat
 from stagec.arrays.namespace.promotion import array_of, inexact, named
 from stagec.arrays.primitives import collectives, elementwise, sharding, structural
 from stagec.arrays.values import axis_of
@@ -131,12 +132,7 @@ def shard_map(
             raise ValueError("shard_map has no mesh: give it one, or call it in `with set_mesh(mesh)`")
         manual = tuple(name for name, _ in axes if not axis_names or name in axis_names)
         leaves, structure = pytrees.flatten(args)
-        known: list[Any] = []
-
-        def flat(*parts: Any) -> list[Any]:
-            result, out_structure = pytrees.flatten(function(*structure.unflatten(parts)))
-            known.append(out_structure)
-            return [array_of(leaf) for leaf in result]
+        flat = Flat(function, structure)
 
         def specs(tree: Any, of: Any) -> list[Partition]:
             return [partition_of(spec) for spec in pytrees.spread(tree, of, is_sharding)]
@@ -146,8 +142,7 @@ def shard_map(
             what = "shard_map runs on the devices of a mesh: call it in a function of stagec.jit(frontend='arrays')"
             raise ValueError(what)
         values = [array_of(leaf) for leaf in leaves]
-        result = sharding.mapped(flat, values, axes, wanted, lambda: specs(out_specs, known[0]), manual)
-        return known[0].unflatten(result)
+        return flat.unflatten(sharding.mapped(flat, values, axes, wanted, lambda: specs(out_specs, flat.out), manual))
 
     return call
 

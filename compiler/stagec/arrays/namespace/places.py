@@ -12,20 +12,22 @@ import numpy as np
 
 from stagec.arrays import dims, dtypes
 from stagec.arrays.dims import Dim
-from stagec.arrays.dtypes import BOOL, INEXACT, INTEGRAL, KINDS, SIGNED
+from stagec.arrays.dtypes import INTEGRAL, KINDS, SIGNED
+from stagec.arrays.namespace.indexing import missing
 from stagec.arrays.namespace.promotion import array_of, named
 from stagec.arrays.primitives import elementwise as p, indexing
-from stagec.arrays.primitives.indexing import GatherNumbers
-from stagec.arrays.primitives.slicing import slice_
+from stagec.arrays.primitives.slicing import along, row
 from stagec.arrays.primitives.structural import broadcast, convert, full, reshape, size
 from stagec.arrays.values import Literal, axis_of, shown
+
+GatherDimensionNumbers = indexing.GatherDimensionNumbers
 
 
 def _starts(x: Any, starts: Any, function: str) -> list[Any]:
     """Return where a slice starts, an integer for each axis; a negative one counts from the back."""
     if hasattr(starts, "shape") and len(starts.shape) == 1:
         given = array_of(starts, function)
-        starts = [reshape(slice_(given, (i,), (i + 1,)), ()) for i in range(given.shape[0])]
+        starts = [row(given, i) for i in range(given.shape[0])]
     if len(starts) != len(x.shape):
         raise ValueError(f"{function}: expected {len(x.shape)} indices, one for each axis, not {len(starts)}")
     return [_start(x, axis, start, function) for axis, start in enumerate(starts)]
@@ -111,21 +113,6 @@ def dynamic_update_index_in_dim(operand: Any, update: Any, index: Any, axis: int
     return dynamic_update_slice_in_dim(x, new, index, where)
 
 
-class GatherDimensionNumbers(NamedTuple):
-    """Which axes of a gather are what, as `jax.lax.GatherDimensionNumbers`.
-
-    offset_dims: axes of the result that are axes of a slice. collapsed_slice_dims: axes of the operand, of which a
-    slice has one element that is not an axis of the result. start_index_map: for each component of an
-    index, the axis of the operand. operand_batching_dims, start_indices_batching_dims: axes of both that go together.
-    """
-
-    offset_dims: Sequence[int]
-    collapsed_slice_dims: Sequence[int]
-    start_index_map: Sequence[int]
-    operand_batching_dims: Sequence[int] = ()
-    start_indices_batching_dims: Sequence[int] = ()
-
-
 class ScatterDimensionNumbers(NamedTuple):
     """Which axes of a scatter are what, as `jax.lax.ScatterDimensionNumbers`: those of the gather of its updates."""
 
@@ -136,8 +123,8 @@ class ScatterDimensionNumbers(NamedTuple):
     scatter_indices_batching_dims: Sequence[int] = ()
 
 
-def _numbers(given: Any) -> GatherNumbers:
-    return GatherNumbers(*(tuple(map(int, part)) for part in given))
+def _numbers(given: Any) -> GatherDimensionNumbers:
+    return GatherDimensionNumbers(*(tuple(map(int, part)) for part in given))
 
 
 def _mode(function: str, mode: Any, default: str) -> str:
@@ -147,12 +134,12 @@ def _mode(function: str, mode: Any, default: str) -> str:
     return name.replace("drop", "fill")
 
 
-def _indices(function: str, given: Any, numbers: GatherNumbers) -> Any:
+def _indices(function: str, given: Any, numbers: GatherDimensionNumbers) -> Any:
     index = array_of(given, function)
     if KINDS[index.dtype] not in INTEGRAL:
         raise TypeError(f"{function}: indices are integers, not {index.dtype}")
-    if not index.shape or index.shape[-1] != len(numbers.starts):
-        what = f"the last axis of indices has {len(numbers.starts)} components, as dimension_numbers name"
+    if not index.shape or index.shape[-1] != len(numbers.start_index_map):
+        what = f"the last axis of indices has {len(numbers.start_index_map)} components, as dimension_numbers name"
         raise ValueError(f"{function}: {what}, and the shape is {shown(index.shape)}")
     return index
 
@@ -182,17 +169,9 @@ def gather(
     if _mode("gather", mode, "promise_in_bounds") != "fill":
         return result
     inside = indexing.are_inside(x, index, numbers, sizes)
-    batch = [axis for axis in range(len(result.shape)) if axis not in numbers.offset]
-    other = _fill(x.dtype) if fill_value is None else fill_value
+    batch = [axis for axis in range(len(result.shape)) if axis not in numbers.offset_dims]
+    other = missing(x.dtype) if fill_value is None else fill_value
     return p.select(broadcast(inside, result.shape, batch), result, full((), other, x.dtype))
-
-
-def _fill(dtype: dtypes.DType) -> Any:
-    if KINDS[dtype] in INEXACT:
-        return np.nan
-    if KINDS[dtype] == BOOL:
-        return True
-    return dtypes.limits(dtype)[0 if KINDS[dtype] == SIGNED else 1]
 
 
 def _scatter(name: str, how: str, what: str) -> Callable[..., Any]:
@@ -211,8 +190,8 @@ def _scatter(name: str, how: str, what: str) -> Callable[..., Any]:
         if new.dtype != x.dtype and not getattr(new, "weak_type", False):
             raise TypeError(f"{name}: expected updates of {x.dtype}, not of {new.dtype}")
         new = convert(new, x.dtype)
-        if len(new.shape) != len(numbers.offset) + len(index.shape) - 1:
-            what = f"{len(numbers.offset)} axes of slices and {len(index.shape) - 1} of indices"
+        if len(new.shape) != len(numbers.offset_dims) + len(index.shape) - 1:
+            what = f"{len(numbers.offset_dims)} axes of slices and {len(index.shape) - 1} of indices"
             raise ValueError(f"{name}: updates have {what}, and their shape is {shown(new.shape)}")
         sizes = indexing.slice_sizes(x, new, numbers)
         clipped = sizes if _mode(name, mode, "drop") == "clip" else None
@@ -248,6 +227,4 @@ def slice_in_dim(operand: Any, start_index: Any, limit_index: Any, stride: int =
             return default
         return given if isinstance(given, Dim) or given >= 0 else whole + given
 
-    starts, limits, strides = [0] * len(x.shape), list(x.shape), [1] * len(x.shape)
-    starts[where], limits[where], strides[where] = bound(start_index, 0), bound(limit_index, whole), stride
-    return slice_(x, starts, limits, strides)
+    return along(x, where, bound(start_index, 0), bound(limit_index, whole), stride)

@@ -80,7 +80,7 @@ def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None)
     if size == 0:
         return low
     high = full(second.shape, size, index)
-    for _ in range(math.ceil(math.log2(size + 1)) if size else 0):
+    for _ in range(math.ceil(math.log2(size + 1))):
         middle = p.shift_right_arithmetic(p.add(low, high), 1)
         element = take(first, p.minimum(middle, size - 1), axis=0)
         before = p.less(element, second) if side == "left" else p.less_equal(element, second)

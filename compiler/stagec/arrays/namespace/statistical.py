@@ -17,7 +17,7 @@ from stagec.arrays.primitives import elementwise as p, reductions as r
 from stagec.arrays.primitives.cumulative import cumulative
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import convert, full, reduce_sum, reshape, size_value
-from stagec.arrays.values import Literal, axes_of, axis_of, shown
+from stagec.arrays.values import Literal, axes_of, one_axis_of, shown
 
 Axis = int | tuple[int, ...] | None
 
@@ -145,11 +145,7 @@ def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> An
 def _cumulative(name: str, operation: Callable[[Any, int], Any], start: int) -> Callable[..., Any]:
     def function(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Any:
         x = array_of(x, name)
-        if axis is None:
-            if len(x.shape) != 1:
-                raise ValueError(f"{name}: an array of {len(x.shape)} dimensions needs an axis")
-            axis = 0
-        where = axis_of(axis, len(x.shape))
+        where = one_axis_of(axis, len(x.shape), name)
         x = convert(x, _summed(x.dtype, dtype))
         result = _wide(operation, x, where) if x.shape[where] != 0 else x
         if include_initial:

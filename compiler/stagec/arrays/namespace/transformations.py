@@ -11,6 +11,7 @@ import numpy as np
 
 from stagec.arrays import binding, pytrees
 from stagec.arrays.dtypes import COMPLEX, KINDS
+from stagec.arrays.namespace.flat import Flat
 from stagec.arrays.namespace.policies import Policy
 from stagec.arrays.namespace.promotion import array_of
 from stagec.arrays.primitives import derivatives as d
@@ -36,22 +37,19 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """
     leaves, structure = pytrees.flatten(primals)
     values = [array_of(leaf) for leaf in leaves]
-    known: list[Any] = []
 
-    def flat(*given: Any) -> list[Any]:
-        result = fun(*structure.unflatten(given))
-        extra = None
-        if has_aux:
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise TypeError("has_aux: the function gives a pair, the result and what is beside it")
-            result, extra = result
-        results, out_structure = pytrees.flatten(result)
-        extras, extra_structure = pytrees.flatten(extra)
-        known[:] = [out_structure, len(results), extra_structure]
-        return [array_of(leaf) for leaf in (*results, *extras)]
+    def pair(*args: Any) -> tuple[Any, Any]:
+        result = fun(*args)
+        if not has_aux:
+            return result, None
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError("has_aux: the function gives a pair, the result and what is beside it")
+        return result
 
+    flat = Flat(pair, structure)
     results, pull = d.pullback(flat, values, getattr(fun, "__name__", ""))
-    out_structure, count, extra_structure = known
+    out_structure, _ = flat.out.children()
+    count = out_structure.num_leaves
 
     def pullback(cotangent: Any) -> Any:
         given, given_structure = pytrees.flatten(cotangent)
@@ -63,8 +61,8 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             [_of_argument(gradient, value) for gradient, value in zip(gradients, values, strict=True)]
         )
 
-    out = out_structure.unflatten(map(_array, results[:count]))
-    return (out, pullback, extra_structure.unflatten(map(_array, results[count:]))) if has_aux else (out, pullback)
+    out, extra = flat.unflatten(list(map(_array, results)))
+    return (out, pullback, extra) if has_aux else (out, pullback)
 
 
 def _array(value: Any) -> Any:
@@ -207,16 +205,8 @@ def checkpoint(
         static = {number % len(args): args[number] for number in given}
         dynamic = [arg for i, arg in enumerate(args) if i not in static]
         leaves, structure = pytrees.flatten((dynamic, kwargs))
-        known: list[Any] = []
-
-        def flat(*values: Any) -> list[Any]:
-            positional, named = structure.unflatten(values)
-            result, out_structure = pytrees.flatten(fun(*_inserted(positional, static), **named))
-            known[:] = [out_structure]
-            return [array_of(leaf) for leaf in result]
-
-        results = call_checkpointed(flat, [array_of(leaf) for leaf in leaves], prevent_cse, policy)
-        return known[0].unflatten(results)
+        flat = Flat(lambda given, named: fun(*_inserted(given, static), **named), structure)
+        return flat.unflatten(call_checkpointed(flat, [array_of(leaf) for leaf in leaves], prevent_cse, policy))
 
     return checkpointed
 
@@ -272,24 +262,18 @@ class custom_vjp:  # noqa: N801 - JAX's name
         args = _positional(self._fun, args, kwargs)
         fixed = {number: args[number] for number in self._fixed}
         leaves, structure = pytrees.flatten(tuple(arg for i, arg in enumerate(args) if i not in fixed))
-        known: list[Any] = []
-
-        def flat(*given: Any) -> list[Any]:
-            result, out_structure = pytrees.flatten(self._fun(*_inserted(structure.unflatten(given), fixed)))
-            known[:] = [out_structure]
-            return [array_of(leaf) for leaf in result]
+        flat = Flat(lambda *given: self._fun(*_inserted(given, fixed)), structure)
 
         def derive(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             pair = fwd(*_inserted(structure.unflatten(map(_array, operands)), fixed))
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise TypeError(f"{getattr(fwd, '__name__', 'fwd')} gives a pair: the result, and what bwd needs")
             _, needed = pair
-            result = bwd(*fixed.values(), needed, known[0].unflatten(map(_array, cotangents)))
+            result = bwd(*fixed.values(), needed, flat.unflatten(list(map(_array, cotangents))))
             return _of_user(result, structure, operands, getattr(bwd, "__name__", "bwd"))
 
         name = getattr(self._fun, "__name__", type(self._fun).__name__)
-        results = call_custom_vjp(name, flat, derive, [array_of(leaf) for leaf in leaves])
-        return known[0].unflatten(results)
+        return flat.unflatten(call_custom_vjp(name, flat, derive, [array_of(leaf) for leaf in leaves]))
 
 
 def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

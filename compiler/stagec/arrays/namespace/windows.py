@@ -6,7 +6,7 @@ https://docs.jax.dev/en/latest/jax.lax.html
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,25 +14,12 @@ from stagec.arrays import binding, dims, pytrees, tracing
 from stagec.arrays.dims import Shape
 from stagec.arrays.namespace.promotion import array_of, inexact, like, named
 from stagec.arrays.primitives import contractions, cumulative, windows
-from stagec.arrays.primitives.contractions import ConvolutionNumbers
 from stagec.arrays.primitives.structural import convert
 from stagec.arrays.primitives.windows import dilated
 from stagec.arrays.program import Program
 from stagec.arrays.values import ShapedArray, axis_of, shown
 
-
-class ConvDimensionNumbers(NamedTuple):
-    """Which axes of a convolution's arrays are what, as `jax.lax.ConvDimensionNumbers`.
-
-    lhs_spec, out_spec: the batch axis, the feature axis, and the spatial ones. rhs_spec: of the kernel, the axis of
-    output features, that of input features, and the spatial ones.
-    """
-
-    lhs_spec: Sequence[int]
-    rhs_spec: Sequence[int]
-    out_spec: Sequence[int]
-
-
+ConvDimensionNumbers = contractions.ConvDimensionNumbers
 Padding = str | Sequence[tuple[Any, Any]]
 
 
@@ -70,7 +57,7 @@ def _axes(spec: Any, letters: str, order: str) -> tuple[int, ...]:
     return (spec.index(letters[0]), spec.index(letters[1]), *rest)
 
 
-def _numbers(given: Any, rank: int) -> ConvolutionNumbers:
+def _numbers(given: Any, rank: int) -> ConvDimensionNumbers:
     if given is None:
         given = (tuple(range(rank)),) * 3
     specs = tuple(given)
@@ -86,7 +73,7 @@ def _numbers(given: Any, rank: int) -> ConvolutionNumbers:
     if any(sorted(axes) != list(range(rank)) for axes in result) or not result:
         what = f"conv_general_dilated: dimension_numbers {given} do not name each of {rank} axes once"
         raise ValueError(f'{what}; write layouts such as ("NHWC", "HWIO", "NHWC")')
-    return ConvolutionNumbers(*result)
+    return ConvDimensionNumbers(*result)
 
 
 def precision_of(precision: Any) -> str:
@@ -132,8 +119,8 @@ def conv_general_dilated(
     if any(len(steps) != spatial for steps in by):
         raise ValueError(f"conv_general_dilated: strides and dilations are {spatial} integers, one for each space axis")
     strides, of_x, of_kernel = by
-    sizes = tuple(dilated(kernel.shape[i], step) for i, step in zip(numbers.rhs[2:], of_kernel, strict=True))
-    shape = tuple(x.shape[i] if isinstance(padding, str) else 0 for i in numbers.lhs[2:])
+    sizes = tuple(dilated(kernel.shape[i], step) for i, step in zip(numbers.rhs_spec[2:], of_kernel, strict=True))
+    shape = tuple(x.shape[i] if isinstance(padding, str) else 0 for i in numbers.lhs_spec[2:])
     pads = pads_of("conv_general_dilated", padding, shape, sizes, strides)
     window = contractions.Window(strides, pads, of_x, of_kernel, feature_group_count, batch_group_count)
     return contractions.convolve(x, kernel, numbers, window, precision_of(precision))

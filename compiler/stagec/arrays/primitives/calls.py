@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def _results(*avals: ShapedArray, program: Program, **_: Any) -> list[ShapedArra
     return program.out_avals
 
 
+@dataclass(frozen=True, eq=False)
 class DerivativeOfUser:
     """What a `custom_vjp` does with cotangents, as a parameter of its equation: equal only to itself.
 
@@ -38,12 +40,9 @@ class DerivativeOfUser:
     captured: how many of the operands are values that the function closes over, which get no cotangent.
     """
 
-    def __init__(
-        self, name: str, derive: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]], captured: int
-    ) -> None:
-        self.name = name
-        self.derive = derive
-        self.captured = captured
+    name: str
+    derive: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    captured: int
 
     def __str__(self) -> str:
         return self.name
@@ -80,9 +79,8 @@ def _traced(function: Callable[..., Sequence[Any]], values: Sequence[Any]) -> tu
 
 
 def _barrier_vjp(derivative: Derivative) -> list[Any]:
-    wanted = [d.is_differentiable(result) for result in derivative.results]
-    result = iter(binding.bind(BARRIER, *(derivative.given(i) for i, want in enumerate(wanted) if want)))
-    return [next(result) if want else None for want in wanted]
+    wanted = d.differentiable(derivative.results)
+    return d.placed(len(derivative.results), wanted, binding.bind(BARRIER, *map(derivative.given, wanted)))
 
 
 BARRIER: Primitive = Primitive(

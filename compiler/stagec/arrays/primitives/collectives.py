@@ -41,20 +41,13 @@ def _channel() -> Any:
     return hlo.ChannelHandle.get(1, 0)
 
 
-def _reducer(rule: Rule, operation: ir.OpView, combine: Callable[[IRValue, IRValue], IRValue]) -> None:
-    scalar = ShapedArray((), rule.inputs[0].dtype)
-    block = rule.block(operation, 0, [scalar, scalar])
-    with ir.InsertionPoint(block):
-        hlo.return_([combine(*block.arguments)])
-
-
 def _all_reduce(
     name: str, combine: Callable[[IRValue, IRValue], IRValue], vjp: Any, what: str
 ) -> Callable[[Any, Names, Axes], Any]:
     def lower(rule: Rule, x: IRValue, *, axes: Names, mesh: Axes) -> IRValue:
         groups = _groups(mesh, axes)
         operation = hlo.AllReduceOp([x.type], [x], **groups, use_global_device_ids=True)
-        _reducer(rule, operation, combine)
+        rule.reducer(operation, combine)
         return operation.results[0]
 
     primitive = Primitive(name, lambda x, *, axes, mesh: ShapedArray(*x[:2]), lower, vjp)
@@ -119,7 +112,7 @@ def _psum_scatter_lower(rule: Rule, x: IRValue, *, axes: Names, mesh: Axes, dime
         **_groups(mesh, axes),
         use_global_device_ids=True,
     )
-    _reducer(rule, operation, hlo.add)
+    rule.reducer(operation, hlo.add)
     return operation.results[0]
 
 

@@ -133,15 +133,16 @@ def _dot_vjp(d: Any, *, numbers: tuple[Axes, ...], precision: str) -> list[Any]:
 DOT_GENERAL = Primitive("dot_general", _dot_infer, _dot_lower, _dot_vjp)
 
 
-class ConvolutionNumbers(NamedTuple):
+class ConvDimensionNumbers(NamedTuple):
     """Which axes of a convolution's arrays are what, as `jax.lax.ConvDimensionNumbers`.
 
-    Each is the batch axis (of the kernel: output features), the feature axis (input features), and the spatial ones.
+    lhs_spec, out_spec: the batch axis, the feature axis, and the spatial ones. rhs_spec: of the kernel, the axis of
+    output features, that of input features, and the spatial ones.
     """
 
-    lhs: Axes
-    rhs: Axes
-    out: Axes
+    lhs_spec: Sequence[int]
+    rhs_spec: Sequence[int]
+    out_spec: Sequence[int]
 
 
 class Window(NamedTuple):
@@ -159,43 +160,45 @@ class Window(NamedTuple):
     batch_groups: int = 1
 
 
-def convolve(x: Any, kernel: Any, numbers: ConvolutionNumbers, window: Window, precision: str | None = None) -> Any:
+def convolve(x: Any, kernel: Any, numbers: ConvDimensionNumbers, window: Window, precision: str | None = None) -> Any:
     """Return the convolution of an array with a kernel, as `jax.lax.conv_general_dilated`: no axis is turned around."""
     return bind(CONVOLUTION, x, kernel, numbers=numbers, window=window, precision=precision or default_precision())
 
 
 def _convolution_infer(
-    x: ShapedArray, kernel: ShapedArray, *, numbers: ConvolutionNumbers, window: Window, precision: str
+    x: ShapedArray, kernel: ShapedArray, *, numbers: ConvDimensionNumbers, window: Window, precision: str
 ) -> ShapedArray:
     if x.dtype != kernel.dtype:
         raise TypeError(f"convolution: expected arrays of one dtype, not {x.dtype} and {kernel.dtype}")
-    features, wanted = x.shape[numbers.lhs[1]], kernel.shape[numbers.rhs[1]]
+    lhs, rhs, out = numbers
+    features, wanted = x.shape[lhs[1]], kernel.shape[rhs[1]]
     if features != wanted * window.feature_groups:
         groups = f" in {window.feature_groups} groups" if window.feature_groups > 1 else ""
         raise ValueError(f"convolution: the array has {features} features, the kernel takes {wanted}{groups}")
     sizes: list[Any] = [0] * len(x.shape)
-    sizes[numbers.out[0]] = x.shape[numbers.lhs[0]] // window.batch_groups
-    sizes[numbers.out[1]] = kernel.shape[numbers.rhs[0]]
-    for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
-        size = dilated(x.shape[lhs], window.lhs_dilation[i]) + sum(window.padding[i])
-        room = size - dilated(kernel.shape[rhs], window.rhs_dilation[i])
-        sizes[out] = dims.larger(room // window.strides[i] + 1, 0)
+    sizes[out[0]] = x.shape[lhs[0]] // window.batch_groups
+    sizes[out[1]] = kernel.shape[rhs[0]]
+    for i, (a, b, c) in enumerate(zip(lhs[2:], rhs[2:], out[2:], strict=True)):
+        size = dilated(x.shape[a], window.lhs_dilation[i]) + sum(window.padding[i])
+        room = size - dilated(kernel.shape[b], window.rhs_dilation[i])
+        sizes[c] = dims.larger(room // window.strides[i] + 1, 0)
     return ShapedArray(tuple(sizes), x.dtype, x.weak_type and kernel.weak_type)
 
 
 def _convolution_lower(
-    rule: Rule, x: IRValue, kernel: IRValue, *, numbers: ConvolutionNumbers, window: Window, precision: str
+    rule: Rule, x: IRValue, kernel: IRValue, *, numbers: ConvDimensionNumbers, window: Window, precision: str
 ) -> IRValue:
+    lhs, rhs, out = numbers
     dimensions = hlo.ConvDimensionNumbers.get(
-        input_batch_dimension=numbers.lhs[0],
-        input_feature_dimension=numbers.lhs[1],
-        input_spatial_dimensions=list(numbers.lhs[2:]),
-        kernel_output_feature_dimension=numbers.rhs[0],
-        kernel_input_feature_dimension=numbers.rhs[1],
-        kernel_spatial_dimensions=list(numbers.rhs[2:]),
-        output_batch_dimension=numbers.out[0],
-        output_feature_dimension=numbers.out[1],
-        output_spatial_dimensions=list(numbers.out[2:]),
+        input_batch_dimension=lhs[0],
+        input_feature_dimension=lhs[1],
+        input_spatial_dimensions=list(lhs[2:]),
+        kernel_output_feature_dimension=rhs[0],
+        kernel_input_feature_dimension=rhs[1],
+        kernel_spatial_dimensions=list(rhs[2:]),
+        output_batch_dimension=out[0],
+        output_feature_dimension=out[1],
+        output_spatial_dimensions=list(out[2:]),
     )
     how: dict[str, Any] = {
         "dimension_numbers": dimensions,
@@ -207,16 +210,16 @@ def _convolution_lower(
         "window_reversal": ir.DenseBoolArrayAttr.get([False] * len(window.padding)),
         "precision_config": ir.ArrayAttr.get([hlo.PrecisionAttr.get(precision)] * 2),
     }
-    out = tensor_type(rule.out)
+    kind = tensor_type(rule.out)
     if all(map(dims.is_static, window.padding)):
         padding = np.asarray(window.padding, np.int64).reshape(len(window.padding), 2)
-        return hlo.convolution(out, x, kernel, padding=pairs(padding), **how)
+        return hlo.convolution(kind, x, kernel, padding=pairs(padding), **how)
     pair = tensor_type(ShapedArray((1, 2), dtypes.int32))
     parts = [hlo.reshape(pair, rule.lowering.shape(edges)) for edges in window.padding]
-    return hlo.dynamic_conv(out, x, kernel, hlo.concatenate(parts, integer(0)), **how)
+    return hlo.dynamic_conv(kind, x, kernel, hlo.concatenate(parts, integer(0)), **how)
 
 
-def _swapped(axes: Axes) -> Axes:
+def _swapped(axes: Sequence[int]) -> Axes:
     return (axes[1], axes[0], *axes[2:])
 
 
@@ -233,36 +236,35 @@ def _joined(x: Any, source: int, target: int) -> Any:
     return reshape(transpose(x, order), shape)
 
 
-def _convolution_vjp(d: Any, *, numbers: ConvolutionNumbers, window: Window, precision: str) -> list[Any]:
+def _convolution_vjp(d: Any, *, numbers: ConvDimensionNumbers, window: Window, precision: str) -> list[Any]:
     """Both are convolutions: of the cotangent with the kernel turned around, and of the array with the cotangent."""
     x, kernel = d.operands
-    g = d.cotangent
+    g, (lhs, rhs, out) = d.cotangent, numbers
     sizes = []
-    for i, (lhs, rhs, out) in enumerate(zip(numbers.lhs[2:], numbers.rhs[2:], numbers.out[2:], strict=True)):
-        array = dilated(x.shape[lhs], window.lhs_dilation[i])
-        sizes.append(
-            (array, dilated(kernel.shape[rhs], window.rhs_dilation[i]), dilated(g.shape[out], window.strides[i]))
-        )
+    for i, (a, b, c) in enumerate(zip(lhs[2:], rhs[2:], out[2:], strict=True)):
+        array = dilated(x.shape[a], window.lhs_dilation[i])
+        own, result = dilated(kernel.shape[b], window.rhs_dilation[i]), dilated(g.shape[c], window.strides[i])
+        sizes.append((array, own, result))
     pairs_ = list(zip(sizes, window.padding, strict=True))
     of_x = tuple((own - low - 1, array - result + low) for (array, own, result), (low, _) in pairs_)
     of_kernel = tuple((low, result - array + own - low - 1) for (array, own, result), (low, _) in pairs_)
     groups = max(window.feature_groups, window.batch_groups)
     turned = kernel
     if groups > 1:
-        turned = _joined(_split_axis(kernel, numbers.rhs[0], groups), numbers.rhs[0], numbers.rhs[1])
+        turned = _joined(_split_axis(kernel, rhs[0], groups), rhs[0], rhs[1])
     of_lhs = convolve(
         g,
-        reverse(turned, numbers.rhs[2:]),
-        ConvolutionNumbers(numbers.out, _swapped(numbers.rhs), numbers.lhs),
+        reverse(turned, rhs[2:]),
+        ConvDimensionNumbers(out, _swapped(rhs), lhs),
         Window(window.lhs_dilation, of_x, window.strides, window.rhs_dilation, groups),
         precision,
     )
     if window.batch_groups > 1:
-        of_lhs = _joined(_split_axis(of_lhs, numbers.lhs[1], groups), numbers.lhs[1], numbers.lhs[0])
+        of_lhs = _joined(_split_axis(of_lhs, lhs[1], groups), lhs[1], lhs[0])
     own = convolve(
         x,
         g,
-        ConvolutionNumbers(_swapped(numbers.lhs), _swapped(numbers.out), _swapped(numbers.rhs)),
+        ConvDimensionNumbers(_swapped(lhs), _swapped(out), _swapped(rhs)),
         Window(
             window.rhs_dilation,
             of_kernel,

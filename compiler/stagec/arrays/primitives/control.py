@@ -78,12 +78,10 @@ def _case_lower(rule: Rule, index: IRValue, *values: IRValue, branches: Sequence
 
 def _case_vjp(given: Derivative, *, branches: Sequence[Program]) -> list[Any]:
     index, *operands = given.operands
-    wanted = [d.is_differentiable(operand) for operand in operands]
-    derived = [d.backward_program(branch, wanted) for branch in branches]
-    cotangents = [given.given(i) for i, result in enumerate(given.results) if d.is_differentiable(result)]
+    derived = [d.backward_program(branch, [True] * len(operands)) for branch in branches]
+    cotangents = map(given.given, d.differentiable(given.results))
     parts = bind(CASE, index, *operands, *cotangents, branches=tuple(program for program, _ in derived))
-    parts = iter(parts)
-    return [None, *(next(parts) if want else None for want in wanted)]
+    return [None, *d.placed(len(operands), d.differentiable(operands), parts)]
 
 
 CASE: Primitive = Primitive("case", _case_infer, _case_lower, _case_vjp, several=True, of_keys=True)
@@ -248,19 +246,14 @@ def _scan_vjp(
         return following, [*carry, *(known[variable] for variable in saved)]
 
     _, carries = scan(carrying, init, xs, length, backward)
-    of_carry = [i for i, operand in enumerate(init) if d.is_differentiable(operand)]
-    of_fixed = [i for i, operand in enumerate(fixed) if d.is_differentiable(operand)]
-    of_xs = [i for i, operand in enumerate(xs) if d.is_differentiable(operand)]
-    ys = [i for i in range(carried, len(given.results)) if d.is_differentiable(given.results[i])]
+    of_carry, of_fixed, of_xs = (d.differentiable(operands) for operands in (init, fixed, xs))
+    ys = [i for i in d.differentiable(given.results) if i >= carried]
     first = carried + len(saved)
 
     def turn(state: Sequence[Any], parts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        cotangents: list[Any] = [None] * len(given.results)
-        for i, cotangent in zip(of_carry, state[: len(of_carry)], strict=True):
-            cotangents[i] = cotangent
         carry, again, x = parts[:carried], parts[carried:first], parts[first : first + len(xs)]
-        for i, cotangent in zip(ys, parts[first + len(xs) :], strict=True):
-            cotangents[i] = cotangent
+        known_cotangents = [*state[: len(of_carry)], *parts[first + len(xs) :]]
+        cotangents = d.placed(len(given.results), [*of_carry, *ys], known_cotangents)
         known = d.evaluate(body, [*fixed, *carry, *x], dict(zip(saved, again, strict=True)))
         result = d.backward(body, known, cotangents, [True] * len(body.inputs))
         full = [
@@ -272,14 +265,8 @@ def _scan_vjp(
 
     start = [given.given(i) for i in of_carry] + [d.zeros_like(fixed[i]) for i in of_fixed]
     state, of_parts = scan(turn, start, [*carries, *xs, *map(given.given, ys)], length, not backward)
-    result: list[Any] = [None] * len(given.operands)
-    for i, gradient in zip(of_carry, state[: len(of_carry)], strict=True):
-        result[captured + i] = gradient
-    for i, gradient in zip(of_fixed, state[len(of_carry) :], strict=True):
-        result[i] = gradient
-    for i, gradient in zip(of_xs, of_parts, strict=True):
-        result[captured + carried + i] = gradient
-    return result
+    numbers = [*(captured + i for i in of_carry), *of_fixed, *(captured + carried + i for i in of_xs)]
+    return d.placed(len(given.operands), numbers, [*state, *of_parts])
 
 
 SCAN: Primitive = Primitive("scan", _scan_infer, _scan_lower, _scan_vjp, several=True, of_keys=True)

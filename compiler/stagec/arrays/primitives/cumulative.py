@@ -12,7 +12,7 @@ from stagec.arrays.binding import aval, bind
 from stagec.arrays.dtypes import KINDS
 from stagec.arrays.lowering import IRValue, Rule, constant
 from stagec.arrays.primitives import derivatives as d, elementwise
-from stagec.arrays.primitives.slicing import concatenate, pad, reverse, slice_
+from stagec.arrays.primitives.slicing import along, concatenate, pad, reverse
 from stagec.arrays.primitives.windows import OPERATIONS, Window, lower_window
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, shown
@@ -105,19 +105,13 @@ def _scanned(combine: Callable[..., Sequence[Any]], arrays: list[Any], axis: int
     count = arrays[0].shape[axis]
     if count < 2:
         return arrays
-    pairs_ = combine([_along(x, axis, 0, count - 1, 2) for x in arrays], [_along(x, axis, 1, count, 2) for x in arrays])
+    pairs_ = combine([along(x, axis, 0, count - 1, 2) for x in arrays], [along(x, axis, 1, count, 2) for x in arrays])
     odd = _scanned(combine, list(pairs_), axis)
-    before = [_along(x, axis, 0, count // 2 - 1, 1) for x in odd] if count % 2 == 0 else odd
-    even = combine(before, [_along(x, axis, 2, count, 2) for x in arrays]) if count > 2 else [None] * len(arrays)
-    first = [_along(x, axis, 0, 1, 1) for x in arrays]
+    before = [along(x, axis, 0, count // 2 - 1) for x in odd] if count % 2 == 0 else odd
+    even = combine(before, [along(x, axis, 2, count, 2) for x in arrays]) if count > 2 else [None] * len(arrays)
+    first = [along(x, axis, 0, 1) for x in arrays]
     full = [a if b is None else concatenate([a, b], axis) for a, b in zip(first, even, strict=True)]
     return [_interleaved(a, b, axis) for a, b in zip(full, odd, strict=True)]
-
-
-def _along(x: Any, axis: int, start: int, limit: int, stride: int) -> Any:
-    starts, limits, strides = [0] * len(x.shape), list(x.shape), [1] * len(x.shape)
-    starts[axis], limits[axis], strides[axis] = start, max(start, limit), stride
-    return slice_(x, starts, limits, strides)
 
 
 def _interleaved(x: Any, y: Any, axis: int) -> Any:

@@ -60,6 +60,17 @@ def zeros_like(x: Any) -> Any:
     return broadcast(Literal(np.zeros((), x.dtype)), x.shape, ())
 
 
+def placed(count: int, numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """Return a list of `count` with values at these numbers, and None elsewhere: zero, as a cotangent."""
+    known = dict(zip(numbers, values, strict=True))
+    return [known.get(i) for i in range(count)]
+
+
+def differentiable(avals: Sequence[Any]) -> list[int]:
+    """Return the numbers of the arrays that have a derivative."""
+    return [i for i, aval in enumerate(avals) if is_differentiable(aval)]
+
+
 def is_differentiable(aval: Any) -> bool:
     """Whether an array has a derivative: integers and bools have none."""
     return KINDS[aval.dtype] in INEXACT
@@ -175,18 +186,16 @@ def backward_program(program: Program, wanted: Sequence[bool]) -> tuple[Program,
     It takes the arguments, and then the cotangents of those results that are floats; it gives the cotangents of those
     inputs that are asked for and floats, zeros where they are zero.
     """
-    given = [i for i, aval in enumerate(program.out_avals) if is_differentiable(aval)]
+    given = differentiable(program.out_avals)
     numbers = [i for i, aval in enumerate(program.in_avals) if wanted[i] and is_differentiable(aval)]
 
     def function(*values: Any) -> list[Any]:
         known = evaluate(program, values[: len(program.inputs)])
-        cotangents: list[Any] = [None] * len(program.outputs)
-        for i, cotangent in zip(given, values[len(program.inputs) :], strict=True):
-            cotangents[i] = cotangent
+        cotangents = placed(len(program.outputs), given, values[len(program.inputs) :])
         result = backward(program, known, cotangents, wanted)
         return [zeros_like(program.in_avals[i]) if result[i] is None else result[i] for i in numbers]
 
-    avals = [*program.in_avals, *(_strong(program.out_avals[i]) for i in given)]
+    avals = [*program.in_avals, *(ShapedArray(*program.out_avals[i][:2]) for i in given)]
     return pruned(tracing.trace(function, avals, "backward", apart=True).program), numbers
 
 
@@ -225,10 +234,6 @@ def linearly(forward: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
     return vjp
 
 
-def _strong(aval: ShapedArray) -> ShapedArray:
-    return ShapedArray(aval.shape, aval.dtype)
-
-
 def vjp_program(program: Program) -> Program:
     """Return the program of a program's vector-Jacobian product, as `jax.export` has it.
 
@@ -246,7 +251,7 @@ def vjp_program(program: Program) -> Program:
             for part, aval in zip(result, program.in_avals, strict=True)
         ]
 
-    avals = [*map(_strong, program.in_avals), *map(_cotangent, program.out_avals)]
+    avals = [*(ShapedArray(*aval[:2]) for aval in program.in_avals), *map(_cotangent, program.out_avals)]
     return pruned(tracing.trace(function, avals, "vjp", apart=True).program)
 
 

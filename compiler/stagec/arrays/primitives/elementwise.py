@@ -6,7 +6,6 @@ follow JAX's conventions: that of a function of complex numbers is multiplied, n
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -31,18 +30,17 @@ _ONLY_COMPLEX = frozenset({COMPLEX})
 _BITS = INTEGRAL | {BOOL}
 
 
-def _operation(
+def _row(
     name: str,
-    arity: int,
     kinds: frozenset[str],
     lower: type[ir.OpView] | Callable[..., IRValue],
     vjp: Callable[..., Any] | None = None,
     result: Callable[[dtypes.DType], dtypes.DType] = lambda dtype: dtype,
-) -> Callable[..., Any]:
+) -> Operation:
     """Add a row to the table, and return the function that binds it.
 
-    kinds: of the dtypes that it takes. lower: an operation of MLIR's, or what takes the operands' MLIR values, each of
-    the shape of the result.
+    kinds: of the dtypes that it takes. lower: an operation of MLIR's, or what takes a `Rule` and the operands' MLIR
+    values, each of the shape of the result.
     vjp: takes the cotangent, the operands and the result; gives a cotangent for each operand, of the result's shape.
     result: of an operand's dtype, that of the result.
     """
@@ -72,16 +70,14 @@ def _operation(
             for part, operand in zip(parts, d.operands, strict=True)
         ]
 
-    build = functools.partial(lowering.build, lower) if isinstance(lower, type) else lower
-
     def lowered(rule: Rule, *values: IRValue) -> IRValue:
-        return build(*(values if arity == 1 else rule.broadcasts(values)))
+        wide = values if len(values) == 1 else rule.broadcasts(values)
+        return lowering.build(lower, *wide) if isinstance(lower, type) else lower(rule, *wide)
 
-    by_rule = lower.__name__ == "with_rule"
-    primitive = Primitive(name, infer, lower if by_rule else lowered, derive if vjp is not None else None)
+    primitive = Primitive(name, infer, lowered, derive if vjp is not None else None)
 
     def function(*operands: Any) -> Any:
-        return bind(primitive, *(operands if arity == 1 else _of_one_dtype(operands)))
+        return bind(primitive, *(operands if len(operands) == 1 else _of_one_dtype(operands)))
 
     function.__name__ = function.__qualname__ = name
     return function
@@ -100,23 +96,6 @@ def _of_one_dtype(operands: tuple[Any, ...]) -> Sequence[Any]:
     ]
 
 
-def _with_rule(lower: Callable[..., IRValue]) -> Callable[..., IRValue]:
-    """Let a lowering see what is known of the operands: `lower(rule, *values)`."""
-
-    def with_rule(rule: Rule, *values: IRValue) -> IRValue:
-        return lower(rule, *rule.broadcasts(values))
-
-    return with_rule
-
-
-def _unary(name: str, kinds: frozenset[str], lower: Any, vjp: Any = None, result: Any = lambda dtype: dtype) -> Any:
-    return _operation(name, 1, kinds, lower, vjp, result)
-
-
-def _binary(name: str, kinds: frozenset[str], lower: Any, vjp: Any = None, result: Any = lambda dtype: dtype) -> Any:
-    return _operation(name, 2, kinds, lower, vjp, result)
-
-
 def _to_bool(dtype: dtypes.DType) -> dtypes.DType:
     return dtypes.bool_
 
@@ -125,11 +104,10 @@ def _to_bool(dtype: dtypes.DType) -> dtypes.DType:
 
 
 def _comparison(name: str, direction: str, kinds: frozenset[str]) -> Any:
-    @_with_rule
     def lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
         return lowering.compare(x, y, direction, rule.inputs[0].dtype)
 
-    return _binary(name, kinds, lower, None, _to_bool)
+    return _row(name, kinds, lower, None, _to_bool)
 
 
 equal: Operation = _comparison("equal", "EQ", ANY)
@@ -174,18 +152,9 @@ SELECT = Primitive(
 # Arithmetic.
 
 
-def _logical(on_bools: Any, otherwise: Any) -> Any:
-    @_with_rule
-    def lower(rule: Rule, *values: IRValue) -> IRValue:
-        return (on_bools if rule.inputs[0].dtype == dtypes.bool_ else otherwise)(*values)
-
-    return lower
-
-
 def _extremum(operation: Any, direction: str) -> Any:
     """Complex numbers are compared as pairs."""
 
-    @_with_rule
     def lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
         dtype = rule.inputs[0].dtype
         if KINDS[dtype] != COMPLEX:
@@ -209,7 +178,6 @@ def _of_larger(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
     return part(x, y), part(y, x)
 
 
-@_with_rule
 def _sign_lower(rule: Rule, x: IRValue) -> IRValue:
     aval = rule.inputs[0]
     if KINDS[aval.dtype] != UNSIGNED:
@@ -218,7 +186,6 @@ def _sign_lower(rule: Rule, x: IRValue) -> IRValue:
     return hlo.select(lowering.compare(x, zero, "EQ", aval.dtype), zero, rule.full(1, aval))
 
 
-@_with_rule
 def _abs_lower(rule: Rule, x: IRValue) -> IRValue:
     return x if KINDS[rule.inputs[0].dtype] == UNSIGNED else hlo.abs(x)
 
@@ -230,7 +197,6 @@ def _abs_vjp(g: Any, x: Any, y: Any) -> Any:
     return multiply(complex_(g, Literal(np.zeros((), g.dtype))), divide(conj(x), complex_(length, multiply(length, 0))))
 
 
-@_with_rule
 def _zero_with_sign_lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
     dtype = rule.inputs[0].dtype
     aval, bits = ShapedArray(rule.out.shape, dtype), dtypes.NAMED[f"int{dtypes.BITS[dtype]}"]
@@ -244,7 +210,6 @@ _BITS_OF_A_POWER = 6
 """XLA reads no more bits of an integer exponent: of a larger one it gives the power of the rest."""
 
 
-@_with_rule
 def _power_lower(rule: Rule, x: IRValue, y: IRValue) -> IRValue:
     """Of integers, the product of a power for each six bits of the exponent, which wraps around.
 
@@ -282,44 +247,42 @@ def _power_vjp(g: Any, x: Any, y: Any, z: Any) -> tuple[Any, Any]:
     return of_x, multiply(g, multiply(log(safe), z))
 
 
-add: Operation = _binary("add", NUMERIC | {BOOL}, hlo.AddOp, lambda g, x, y, z: (g, g))
-subtract: Operation = _binary("subtract", NUMERIC, hlo.SubtractOp, lambda g, x, y, z: (g, negative(g)))
-multiply: Operation = _binary(
-    "multiply", NUMERIC | {BOOL}, hlo.MulOp, lambda g, x, y, z: (multiply(g, y), multiply(g, x))
-)
-divide: Operation = _binary(
+add: Operation = _row("add", NUMERIC | {BOOL}, hlo.AddOp, lambda g, x, y, z: (g, g))
+subtract: Operation = _row("subtract", NUMERIC, hlo.SubtractOp, lambda g, x, y, z: (g, negative(g)))
+multiply: Operation = _row("multiply", NUMERIC | {BOOL}, hlo.MulOp, lambda g, x, y, z: (multiply(g, y), multiply(g, x)))
+divide: Operation = _row(
     "divide", NUMERIC, hlo.DivOp, lambda g, x, y, z: (divide(g, y), negative(multiply(g, divide(z, y))))
 )
-remainder: Operation = _binary(  # with the sign of x, as C has it
+remainder: Operation = _row(  # with the sign of x, as C has it
     "remainder", REAL, hlo.RemOp, lambda g, x, y, z: (g, negative(multiply(g, truncate(divide(x, y)))))
 )
-zero_with_sign: Operation = _binary(  # x, but of 0 that with the sign of y
+zero_with_sign: Operation = _row(  # x, but of 0 that with the sign of y
     "zero_with_sign", _ONLY_FLOATING, _zero_with_sign_lower, lambda g, x, y, z: (g, None)
 )
-power: Operation = _binary("power", NUMERIC, _power_lower, _power_vjp)
-maximum: Operation = _binary("maximum", ANY, _extremum(hlo.maximum, "GT"), _of_larger)
-minimum: Operation = _binary("minimum", ANY, _extremum(hlo.minimum, "LT"), _of_larger)
-negative: Operation = _unary("negative", NUMERIC, hlo.NegOp, lambda g, x, y: negative(g))
-sign: Operation = _unary("sign", NUMERIC, _sign_lower)
-absolute: Operation = _unary("absolute", NUMERIC, _abs_lower, _abs_vjp, dtypes.real_part)
-square: Operation = _unary("square", NUMERIC, lambda x: hlo.multiply(x, x), lambda g, x, y: multiply(g, multiply(x, 2)))
+power: Operation = _row("power", NUMERIC, _power_lower, _power_vjp)
+maximum: Operation = _row("maximum", ANY, _extremum(hlo.maximum, "GT"), _of_larger)
+minimum: Operation = _row("minimum", ANY, _extremum(hlo.minimum, "LT"), _of_larger)
+negative: Operation = _row("negative", NUMERIC, hlo.NegOp, lambda g, x, y: negative(g))
+sign: Operation = _row("sign", NUMERIC, _sign_lower)
+absolute: Operation = _row("absolute", NUMERIC, _abs_lower, _abs_vjp, dtypes.real_part)
+square: Operation = _row(
+    "square", NUMERIC, lambda rule, x: hlo.multiply(x, x), lambda g, x, y: multiply(g, multiply(x, 2))
+)
 
-bitwise_and: Operation = _binary("and", _BITS, hlo.AndOp)
-bitwise_or: Operation = _binary("or", _BITS, hlo.OrOp)
-bitwise_xor: Operation = _binary("xor", _BITS, hlo.XorOp)
-bitwise_not: Operation = _unary("not", _BITS, hlo.NotOp)
-shift_left: Operation = _binary("shift_left", INTEGRAL, hlo.ShiftLeftOp)
-shift_right_arithmetic: Operation = _binary("shift_right_arithmetic", INTEGRAL, hlo.ShiftRightArithmeticOp)
-shift_right_logical: Operation = _binary("shift_right_logical", INTEGRAL, hlo.ShiftRightLogicalOp)
-population_count: Operation = _unary("population_count", INTEGRAL, hlo.PopulationCountOp)
-count_leading_zeros: Operation = _unary("count_leading_zeros", INTEGRAL, hlo.ClzOp)
+bitwise_and: Operation = _row("and", _BITS, hlo.AndOp)
+bitwise_or: Operation = _row("or", _BITS, hlo.OrOp)
+bitwise_xor: Operation = _row("xor", _BITS, hlo.XorOp)
+bitwise_not: Operation = _row("not", _BITS, hlo.NotOp)
+shift_left: Operation = _row("shift_left", INTEGRAL, hlo.ShiftLeftOp)
+shift_right_arithmetic: Operation = _row("shift_right_arithmetic", INTEGRAL, hlo.ShiftRightArithmeticOp)
+shift_right_logical: Operation = _row("shift_right_logical", INTEGRAL, hlo.ShiftRightLogicalOp)
+count_leading_zeros: Operation = _row("count_leading_zeros", INTEGRAL, hlo.ClzOp)
 
-floor: Operation = _unary("floor", _ONLY_FLOATING, hlo.FloorOp)
-ceil: Operation = _unary("ceil", _ONLY_FLOATING, hlo.CeilOp)
-round_even: Operation = _unary("round_even", _ONLY_FLOATING, hlo.RoundNearestEvenOp)
-round_away: Operation = _unary("round_away", _ONLY_FLOATING, hlo.RoundOp)
-is_finite: Operation = _unary("is_finite", _ONLY_FLOATING, hlo.IsFiniteOp, None, _to_bool)
-next_after: Operation = _binary("next_after", _ONLY_FLOATING, chlo.NextAfterOp)
+floor: Operation = _row("floor", _ONLY_FLOATING, hlo.FloorOp)
+ceil: Operation = _row("ceil", _ONLY_FLOATING, hlo.CeilOp)
+round_even: Operation = _row("round_even", _ONLY_FLOATING, hlo.RoundNearestEvenOp)
+is_finite: Operation = _row("is_finite", _ONLY_FLOATING, hlo.IsFiniteOp, None, _to_bool)
+next_after: Operation = _row("next_after", _ONLY_FLOATING, chlo.NextAfterOp)
 
 
 def integer_power(x: Any, exponent: int) -> Any:
@@ -365,7 +328,6 @@ def truncate(x: Any) -> Any:
 _LN2 = math.log(2.0)
 
 
-@_with_rule
 def _logistic_lower(rule: Rule, x: IRValue) -> IRValue:
     """As JAX lowers it: StableHLO's own operation has other bits."""
     ones = rule.full(1, rule.out)
@@ -376,31 +338,31 @@ def _one_less(x: Any) -> Any:
     return subtract(x, 1.0)
 
 
-exp: Operation = _unary("exp", INEXACT, hlo.ExpOp, lambda g, x, y: multiply(g, y))
-expm1: Operation = _unary("expm1", INEXACT, hlo.Expm1Op, lambda g, x, y: multiply(g, add(y, 1.0)))
-log: Operation = _unary("log", INEXACT, hlo.LogOp, lambda g, x, y: divide(g, x))
-log1p: Operation = _unary("log1p", INEXACT, hlo.Log1pOp, lambda g, x, y: divide(g, add(x, 1.0)))
-sqrt: Operation = _unary("sqrt", INEXACT, hlo.SqrtOp, lambda g, x, y: divide(multiply(g, 0.5), y))
-rsqrt: Operation = _unary("rsqrt", INEXACT, hlo.RsqrtOp, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
-cbrt: Operation = _unary("cbrt", _ONLY_FLOATING, hlo.CbrtOp, lambda g, x, y: multiply(g, divide(1 / 3, multiply(y, y))))
-logistic: Operation = _unary(
+exp: Operation = _row("exp", INEXACT, hlo.ExpOp, lambda g, x, y: multiply(g, y))
+expm1: Operation = _row("expm1", INEXACT, hlo.Expm1Op, lambda g, x, y: multiply(g, add(y, 1.0)))
+log: Operation = _row("log", INEXACT, hlo.LogOp, lambda g, x, y: divide(g, x))
+log1p: Operation = _row("log1p", INEXACT, hlo.Log1pOp, lambda g, x, y: divide(g, add(x, 1.0)))
+sqrt: Operation = _row("sqrt", INEXACT, hlo.SqrtOp, lambda g, x, y: divide(multiply(g, 0.5), y))
+rsqrt: Operation = _row("rsqrt", INEXACT, hlo.RsqrtOp, lambda g, x, y: multiply(g, multiply(divide(y, x), -0.5)))
+cbrt: Operation = _row("cbrt", _ONLY_FLOATING, hlo.CbrtOp, lambda g, x, y: multiply(g, divide(1 / 3, multiply(y, y))))
+logistic: Operation = _row(
     "logistic", INEXACT, _logistic_lower, lambda g, x, y: multiply(g, multiply(y, subtract(1.0, y)))
 )
 
-sin: Operation = _unary("sin", INEXACT, hlo.SineOp, lambda g, x, y: multiply(g, cos(x)))
-cos: Operation = _unary("cos", INEXACT, hlo.CosineOp, lambda g, x, y: negative(multiply(g, sin(x))))
-tan: Operation = _unary("tan", INEXACT, hlo.TanOp, lambda g, x, y: multiply(g, add(square(y), 1.0)))
-asin: Operation = _unary("asin", INEXACT, chlo.AsinOp, lambda g, x, y: multiply(g, rsqrt(subtract(1.0, square(x)))))
-acos: Operation = _unary(
+sin: Operation = _row("sin", INEXACT, hlo.SineOp, lambda g, x, y: multiply(g, cos(x)))
+cos: Operation = _row("cos", INEXACT, hlo.CosineOp, lambda g, x, y: negative(multiply(g, sin(x))))
+tan: Operation = _row("tan", INEXACT, hlo.TanOp, lambda g, x, y: multiply(g, add(square(y), 1.0)))
+asin: Operation = _row("asin", INEXACT, chlo.AsinOp, lambda g, x, y: multiply(g, rsqrt(subtract(1.0, square(x)))))
+acos: Operation = _row(
     "acos", INEXACT, chlo.AcosOp, lambda g, x, y: negative(multiply(g, rsqrt(subtract(1.0, square(x)))))
 )
-atan: Operation = _unary("atan", INEXACT, chlo.AtanOp, lambda g, x, y: divide(g, add(square(x), 1.0)))
-sinh: Operation = _unary("sinh", INEXACT, chlo.SinhOp, lambda g, x, y: multiply(g, cosh(x)))
-cosh: Operation = _unary("cosh", INEXACT, chlo.CoshOp, lambda g, x, y: multiply(g, sinh(x)))
-tanh: Operation = _unary(
+atan: Operation = _row("atan", INEXACT, chlo.AtanOp, lambda g, x, y: divide(g, add(square(x), 1.0)))
+sinh: Operation = _row("sinh", INEXACT, chlo.SinhOp, lambda g, x, y: multiply(g, cosh(x)))
+cosh: Operation = _row("cosh", INEXACT, chlo.CoshOp, lambda g, x, y: multiply(g, sinh(x)))
+tanh: Operation = _row(
     "tanh", INEXACT, hlo.TanhOp, lambda g, x, y: multiply(g, multiply(add(y, 1.0), subtract(1.0, y)))
 )
-asinh: Operation = _unary("asinh", INEXACT, chlo.AsinhOp, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
+asinh: Operation = _row("asinh", INEXACT, chlo.AsinhOp, lambda g, x, y: multiply(g, rsqrt(add(square(x), 1.0))))
 
 
 def _acosh_vjp(g: Any, x: Any, y: Any) -> Any:
@@ -410,8 +372,8 @@ def _acosh_vjp(g: Any, x: Any, y: Any) -> Any:
     return multiply(g, multiply(rsqrt(_one_less(x)), rsqrt(add(x, 1.0))))
 
 
-acosh: Operation = _unary("acosh", INEXACT, chlo.AcoshOp, _acosh_vjp)
-atanh: Operation = _unary(
+acosh: Operation = _row("acosh", INEXACT, chlo.AcoshOp, _acosh_vjp)
+atanh: Operation = _row(
     "atanh", INEXACT, chlo.AtanhOp, lambda g, x, y: divide(g, multiply(add(x, 1.0), subtract(1.0, x)))
 )
 
@@ -421,7 +383,7 @@ def _atan2_vjp(g: Any, y: Any, x: Any, z: Any) -> tuple[Any, Any]:
     return multiply(scaled, x), negative(multiply(scaled, y))
 
 
-atan2: Operation = _binary("atan2", INEXACT, hlo.Atan2Op, _atan2_vjp)
+atan2: Operation = _row("atan2", INEXACT, hlo.Atan2Op, _atan2_vjp)
 
 # Special functions.
 
@@ -432,19 +394,19 @@ def _gauss(g: Any, x: Any) -> Any:
     return multiply(g, multiply(exp(negative(square(x))), _TWO_OVER_ROOT_PI))
 
 
-erf: Operation = _unary("erf", _ONLY_FLOATING, chlo.ErfOp, lambda g, x, y: _gauss(g, x))
-erfc: Operation = _unary("erfc", _ONLY_FLOATING, chlo.ErfcOp, lambda g, x, y: negative(_gauss(g, x)))
-erf_inv: Operation = _unary(
+erf: Operation = _row("erf", _ONLY_FLOATING, chlo.ErfOp, lambda g, x, y: _gauss(g, x))
+erfc: Operation = _row("erfc", _ONLY_FLOATING, chlo.ErfcOp, lambda g, x, y: negative(_gauss(g, x)))
+erf_inv: Operation = _row(
     "erf_inv",
     _ONLY_FLOATING,
     chlo.ErfInvOp,
     lambda g, x, y: multiply(g, multiply(exp(square(y)), 1 / _TWO_OVER_ROOT_PI)),
 )
-lgamma: Operation = _unary("lgamma", _ONLY_FLOATING, chlo.LgammaOp, lambda g, x, y: multiply(g, digamma(x)))
-digamma: Operation = _unary(
+lgamma: Operation = _row("lgamma", _ONLY_FLOATING, chlo.LgammaOp, lambda g, x, y: multiply(g, digamma(x)))
+digamma: Operation = _row(
     "digamma", _ONLY_FLOATING, chlo.DigammaOp, lambda g, x, y: multiply(g, polygamma(Literal(np.ones((), x.dtype)), x))
 )
-polygamma: Operation = _binary(
+polygamma: Operation = _row(
     "polygamma", _ONLY_FLOATING, chlo.PolygammaOp, lambda g, m, x, y: (None, multiply(g, polygamma(add(m, 1.0), x)))
 )
 
@@ -455,18 +417,18 @@ def _zero(x: Any) -> Literal:
     return Literal(np.zeros((), x.dtype))
 
 
-complex_: Operation = _binary(
+complex_: Operation = _row(
     "complex",
     _ONLY_FLOATING,
     hlo.ComplexOp,
     lambda g, x, y, z: (real(g), negative(imag(g))),
     dtypes.complex_of,
 )
-real: Operation = _unary("real", _ONLY_COMPLEX, hlo.RealOp, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
-imag: Operation = _unary(
+real: Operation = _row("real", _ONLY_COMPLEX, hlo.RealOp, lambda g, x, y: complex_(g, _zero(g)), dtypes.real_part)
+imag: Operation = _row(
     "imag", _ONLY_COMPLEX, hlo.ImagOp, lambda g, x, y: complex_(_zero(g), negative(g)), dtypes.real_part
 )
-conj: Operation = _unary("conj", _ONLY_COMPLEX, chlo.ConjOp, lambda g, x, y: conj(g))
+conj: Operation = _row("conj", _ONLY_COMPLEX, chlo.ConjOp, lambda g, x, y: conj(g))
 
 
 def bitcast(x: Any, dtype: dtypes.DType) -> Any:

@@ -184,13 +184,9 @@ def nan_where_failed(rule: Rule, info: IRValue, x: IRValue, aval: ShapedArray, p
 
     info: what the routine said. positive_fails: whether a number over 0 says so too.
     """
-    batch = ShapedArray(aval.shape[: len(_batch(rule))], dtypes.int32)
+    batch = ShapedArray(aval.shape[: len(rule.inputs[0].shape) - 2], dtypes.int32)
     fine = compare(info, rule.full(0, batch), "EQ" if positive_fails else "GE", dtypes.int32)
     axes = range(len(batch.shape))
     where = rule.broadcast(fine, ShapedArray(batch.shape, dtypes.bool_), aval.shape, axes)
     nan = complex(np.nan, np.nan) if KINDS[aval.dtype] == COMPLEX else np.nan
     return hlo.select(where, x, rule.full(nan, aval))
-
-
-def _batch(rule: Rule) -> tuple[Any, ...]:
-    return rule.inputs[0].shape[:-2]

@@ -20,27 +20,25 @@ from stagec.arrays.primitives.structural import broadcast, convert, iota, reshap
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray
 
-Axes = tuple[int, ...]
 
-
-class GatherNumbers(NamedTuple):
+class GatherDimensionNumbers(NamedTuple):
     """Which axes of a gather are what, as `jax.lax.GatherDimensionNumbers`; a scatter has the same, of its updates.
 
     The last axis of the indices is that of their components.
 
-    offset: axes of the result that are axes of a slice. collapsed: axes of the operand, of which a slice has one
-    element that is not an axis of the result. starts: for each component of an index the axis of the operand.
-    operand_batch, index_batch: axes of both that go together.
+    offset_dims: axes of the result that are axes of a slice. collapsed_slice_dims: axes of the operand, of which a
+    slice has one element that is not an axis of the result. start_index_map: for each component of an
+    index, the axis of the operand. operand_batching_dims, start_indices_batching_dims: axes of both that go together.
     """
 
-    offset: Axes
-    collapsed: Axes
-    starts: Axes
-    operand_batch: Axes = ()
-    index_batch: Axes = ()
+    offset_dims: Sequence[int]
+    collapsed_slice_dims: Sequence[int]
+    start_index_map: Sequence[int]
+    operand_batching_dims: Sequence[int] = ()
+    start_indices_batching_dims: Sequence[int] = ()
 
 
-def gather(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -> Any:
+def gather(x: Any, indices: Any, numbers: GatherDimensionNumbers, sizes: Sequence[Any]) -> Any:
     """Return slices of `sizes` of an array, one for each index; a start is moved such that its slice is inside.
 
     https://openxla.org/stablehlo/spec#gather
@@ -48,7 +46,7 @@ def gather(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -
     shape = _gather_infer(x, indices, numbers=numbers, sizes=tuple(sizes)).shape
     if 0 in shape:  # XLA takes none of an empty array
         return _empty(shape, x.dtype)
-    for axis in numbers.starts:
+    for axis in numbers.start_index_map:
         if x.shape[axis] == 0:
             raise IndexError(f"an index is out of range for axis {axis} of size 0")
     return bind(GATHER, x, indices, numbers=numbers, sizes=tuple(sizes))
@@ -61,42 +59,36 @@ def _empty(shape: Shape, dtype: dtypes.DType) -> Any:
     return broadcast(Literal(np.zeros((), dtype)), shape, ())
 
 
-def _batch_axes(rank: int, numbers: GatherNumbers) -> list[int]:
-    return [axis for axis in range(rank) if axis not in numbers.offset]
-
-
-def _gather_infer(x: Any, indices: Any, *, numbers: GatherNumbers, sizes: Shape) -> ShapedArray:
-    gone = {*numbers.collapsed, *numbers.operand_batch}
+def _gather_infer(x: Any, indices: Any, *, numbers: GatherDimensionNumbers, sizes: Shape) -> ShapedArray:
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     own = [size for axis, size in enumerate(sizes) if axis not in gone]
     batch = list(indices.shape[:-1])
     rank = len(own) + len(batch)
-    shape = [own.pop(0) if axis in numbers.offset else batch.pop(0) for axis in range(rank)]
+    shape = [own.pop(0) if axis in numbers.offset_dims else batch.pop(0) for axis in range(rank)]
     return ShapedArray(tuple(shape), x.dtype, bool(getattr(x, "weak_type", False)))
 
 
-def _gather_lower(rule: Rule, x: IRValue, indices: IRValue, *, numbers: GatherNumbers, sizes: Shape) -> IRValue:
-    dimensions = hlo.GatherDimensionNumbers.get(
-        collapsed_slice_dims=list(numbers.collapsed),
-        operand_batching_dims=list(numbers.operand_batch),
-        start_indices_batching_dims=list(numbers.index_batch),
-        index_vector_dim=len(rule.inputs[1].shape) - 1,
-        offset_dims=list(numbers.offset),
-        start_index_map=list(numbers.starts),
-    )
+def _gather_lower(
+    rule: Rule, x: IRValue, indices: IRValue, *, numbers: GatherDimensionNumbers, sizes: Shape
+) -> IRValue:
+    axes: dict[str, Any] = {name: list(part) for name, part in numbers._asdict().items()}
+    dimensions = hlo.GatherDimensionNumbers.get(**axes, index_vector_dim=len(rule.inputs[1].shape) - 1)
     if dims.is_static(sizes):
         return hlo.gather(x, indices, dimensions, integers(sizes))
     return hlo.dynamic_gather(x, indices, rule.lowering.shape(sizes), dimensions)
 
 
-def _gather_vjp(d: Any, *, numbers: GatherNumbers, sizes: Shape) -> list[Any]:
+def _gather_vjp(d: Any, *, numbers: GatherDimensionNumbers, sizes: Shape) -> list[Any]:
     x, indices = d.operands
     zeros = broadcast(Literal(np.zeros((), d.cotangent.dtype)), x.shape, ())
     return [scatter(zeros, indices, d.cotangent, numbers, "add", clipped=tuple(sizes)), None]
 
 
-def _gather_of_keys(x: Any, indices: Any, *, numbers: GatherNumbers, sizes: Shape) -> tuple[Any, dict[str, Any]]:
+def _gather_of_keys(
+    x: Any, indices: Any, *, numbers: GatherDimensionNumbers, sizes: Shape
+) -> tuple[Any, dict[str, Any]]:
     rank = len(_gather_infer(x, indices, numbers=numbers, sizes=sizes).shape)
-    return (x, indices), {"numbers": numbers._replace(offset=(*numbers.offset, rank)), "sizes": (*sizes, 2)}
+    return (x, indices), {"numbers": numbers._replace(offset_dims=(*numbers.offset_dims, rank)), "sizes": (*sizes, 2)}
 
 
 GATHER = Primitive("gather", _gather_infer, _gather_lower, _gather_vjp, of_keys=_gather_of_keys)
@@ -114,7 +106,7 @@ def scatter(
     x: Any,
     indices: Any,
     updates: Any,
-    numbers: GatherNumbers,
+    numbers: GatherDimensionNumbers,
     how: str = "set",
     unique: bool = False,
     clipped: Sequence[Any] | None = None,
@@ -135,9 +127,9 @@ def scatter(
     return bind(SCATTER, x, indices, updates, numbers=numbers, how=how, unique=unique, inside=known)
 
 
-def _last_starts(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -> Any:
+def _last_starts(x: Any, indices: Any, numbers: GatherDimensionNumbers, sizes: Sequence[Any]) -> Any:
     """Return the largest indices whose slices are inside, of the indices' dtype and number of dimensions."""
-    room = [x.shape[axis] - sizes[axis] for axis in numbers.starts]
+    room = [x.shape[axis] - sizes[axis] for axis in numbers.start_index_map]
     shape = (*[1] * (len(indices.shape) - 1), len(room))
     if dims.is_static(room):
         return np.asarray(room).clip(0, dtypes.limits(indices.dtype)[1]).astype(indices.dtype).reshape(shape)
@@ -146,7 +138,7 @@ def _last_starts(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[A
     return reshape(concatenate(parts, 0), shape)
 
 
-def are_inside(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any]) -> Any:
+def are_inside(x: Any, indices: Any, numbers: GatherDimensionNumbers, sizes: Sequence[Any]) -> Any:
     """Return for each index whether its slice, of `sizes`, is inside the array."""
     low = elementwise.greater_equal(indices, 0)
     high = elementwise.less_equal(indices, _last_starts(x, indices, numbers, sizes))
@@ -154,22 +146,15 @@ def are_inside(x: Any, indices: Any, numbers: GatherNumbers, sizes: Sequence[Any
 
 
 def _scatter_lower(
-    rule: Rule,
-    x: IRValue,
-    indices: IRValue,
-    updates: IRValue,
-    *,
-    numbers: GatherNumbers,
-    how: str,
-    unique: bool,
-    inside: bool,
+    rule: Rule, *values: IRValue, numbers: GatherDimensionNumbers, how: str, unique: bool, **_: bool
 ) -> IRValue:
+    x, indices, updates = values
     dimensions = hlo.ScatterDimensionNumbers.get(
-        update_window_dims=list(numbers.offset),
-        inserted_window_dims=list(numbers.collapsed),
-        input_batching_dims=list(numbers.operand_batch),
-        scatter_indices_batching_dims=list(numbers.index_batch),
-        scattered_dims_to_operand_dims=list(numbers.starts),
+        update_window_dims=list(numbers.offset_dims),
+        inserted_window_dims=list(numbers.collapsed_slice_dims),
+        input_batching_dims=list(numbers.operand_batching_dims),
+        scatter_indices_batching_dims=list(numbers.start_indices_batching_dims),
+        scattered_dims_to_operand_dims=list(numbers.start_index_map),
         index_vector_dim=len(rule.inputs[1].shape) - 1,
     )
     operation = hlo.ScatterOp(
@@ -181,21 +166,18 @@ def _scatter_lower(
         indices_are_sorted=ir.BoolAttr.get(False),
         unique_indices=ir.BoolAttr.get(unique),
     )
-    scalar = ShapedArray((), rule.out.dtype)
-    block = rule.block(operation, 0, [scalar, scalar])
-    with ir.InsertionPoint(block):
-        hlo.return_([_COMBINE[how](*block.arguments)])
+    rule.reducer(operation, _COMBINE[how])
     return operation.results[0]
 
 
-def slice_sizes(x: Any, updates: Any, numbers: GatherNumbers) -> list[Any]:
+def slice_sizes(x: Any, updates: Any, numbers: GatherDimensionNumbers) -> list[Any]:
     """Return the sizes of the slices that a scatter changes."""
-    own = [updates.shape[axis] for axis in numbers.offset]
-    gone = {*numbers.collapsed, *numbers.operand_batch}
+    own = [updates.shape[axis] for axis in numbers.offset_dims]
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     return [1 if axis in gone else own.pop(0) for axis in range(len(x.shape))]
 
 
-def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool, inside: bool) -> list[Any]:
+def _scatter_vjp(d: Any, *, numbers: GatherDimensionNumbers, how: str, unique: bool, inside: bool) -> list[Any]:
     x, indices, updates = d.operands
     g, sizes = d.cotangent, slice_sizes(x, updates, numbers)
     zeros = broadcast(Literal(np.zeros((), g.dtype)), updates.shape, ())
@@ -205,7 +187,7 @@ def _scatter_vjp(d: Any, *, numbers: GatherNumbers, how: str, unique: bool, insi
         result = gather(y, indices, numbers, sizes)
         if inside:
             return result
-        batch = _batch_axes(len(updates.shape), numbers)
+        batch = [axis for axis in range(len(updates.shape)) if axis not in numbers.offset_dims]
         mask = broadcast(are_inside(x, indices, numbers, sizes), updates.shape, batch)
         return elementwise.select(mask, result, zeros)
 
@@ -255,11 +237,11 @@ def broadcast_numbers(shape: Shape) -> Any:
 
 
 def _scatter_of_keys(
-    x: Any, indices: Any, updates: Any, *, numbers: GatherNumbers, how: str, unique: bool, inside: bool
+    x: Any, indices: Any, updates: Any, *, numbers: GatherDimensionNumbers, how: str, unique: bool, inside: bool
 ) -> tuple[Any, dict[str, Any]]:
     if how != "set":
         raise TypeError(f"scatter: PRNG keys are not numbers: they can be set, but {how!r} needs numbers")
-    wide = numbers._replace(offset=(*numbers.offset, len(updates.shape)))
+    wide = numbers._replace(offset_dims=(*numbers.offset_dims, len(updates.shape)))
     return (x, indices, updates), {"numbers": wide, "how": how, "unique": unique, "inside": inside}
 
 

@@ -11,7 +11,7 @@ from stagec.arrays import dims, dtypes
 from stagec.arrays.dtypes import COMPLEX, KINDS, DType
 from stagec.arrays.primitives.contractions import dot_general
 from stagec.arrays.primitives.elementwise import add, complex_, conj, equal, greater_equal, multiply, real, select
-from stagec.arrays.primitives.indexing import GatherNumbers, gather
+from stagec.arrays.primitives.indexing import GatherDimensionNumbers, gather
 from stagec.arrays.primitives.slicing import slice_
 from stagec.arrays.primitives.structural import broadcast, convert, iota, reduce_sum, reshape, transpose
 from stagec.arrays.values import Literal
@@ -126,5 +126,5 @@ def permuted(x: Any, permutation: Any) -> Any:
     batch = tuple(range(len(permutation.shape) - 1))
     count = len(batch)
     indices = reshape(permutation, (*permutation.shape, 1))
-    numbers = GatherNumbers((count + 1,), (count,), (count,), batch, batch)
+    numbers = GatherDimensionNumbers((count + 1,), (count,), (count,), batch, batch)
     return gather(x, indices, numbers, (*[1] * count, 1, x.shape[-1]))

@@ -55,11 +55,6 @@ def _qr(x: Any, *, complete: bool) -> list[Any]:
     return [bind(HOUSEHOLDER_PRODUCT, reflectors, scales), upper_part(result)]
 
 
-def _geqrf_infer(x: ShapedArray) -> list[ShapedArray]:
-    *batch, m, n = x.shape
-    return [x, ShapedArray((*batch, smaller(m, n)), x.dtype)]
-
-
 def _geqrf_lower(rule: Rule, x: IRValue) -> list[IRValue]:
     return solver(rule, "geqrf", [x], rule.outputs)
 
@@ -71,7 +66,7 @@ def _householder_lower(rule: Rule, x: IRValue, scales: IRValue) -> IRValue:
 _OF_QR = "it is a part of qr, which has one"
 GEQRF = Primitive(
     "geqrf",
-    _geqrf_infer,
+    lambda x: [x, ShapedArray((*x.shape[:-2], smaller(*x.shape[-2:])), x.dtype)],
     by_platform(
         lambda rule, x: foreign.xla_call(rule, "Qr", [x]), cpu=_geqrf_lower, cuda=_geqrf_lower, rocm=_geqrf_lower
     ),

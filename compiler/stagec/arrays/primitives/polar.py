@@ -19,7 +19,7 @@ from stagec.arrays.primitives.indexing import dynamic_slice
 from stagec.arrays.primitives.matrices import adjoint, dot, part
 from stagec.arrays.primitives.orthogonal import qr
 from stagec.arrays.primitives.reductions import reduce_and, reduce_max, reduce_or
-from stagec.arrays.primitives.slicing import concatenate, reverse, slice_
+from stagec.arrays.primitives.slicing import along, concatenate, reverse
 from stagec.arrays.primitives.structural import broadcast, convert, reduce_sum, reshape
 from stagec.arrays.values import Literal
 
@@ -58,7 +58,7 @@ def polar(x: Any) -> tuple[Any, Any]:
 
     def turn(number: Any, u: Any, way: Callable[..., Any]) -> Any:
         row = dynamic_slice(table, [number, Literal(np.zeros((), np.int32))], (1, 3))
-        a, b, c = (reshape(slice_(row, [0, i], [1, i + 1]), ()) for i in range(3))
+        a, b, c = (reshape(along(row, 1, i, i + 1), ()) for i in range(3))
         return way(u, a, b, c)
 
     def first(number: Any, u: Any) -> list[Any]:
@@ -139,8 +139,7 @@ def _corrected(u: Any, numbers: Any) -> Any:
     """Return U orthogonal also where singular values are zero (Nakatsukasa, Higham, SIAM 2013, section 5.5)."""
     axis, count = len(numbers.shape) - 1, numbers.shape[-1]
     eps = float(np.finfo(numbers.dtype).eps)
-    start, limit = [0] * axis, list(numbers.shape[:-1])
-    first, last = (slice_(numbers, [*start, at], [*limit, at + 1]) for at in (0, count - 1))
+    first, last = (along(numbers, axis, at, at + 1) for at in (0, count - 1))
     needed = reshape(p.less_equal(last, p.multiply(first, count * eps)), numbers.shape[:-1])
 
     def again(u: Any) -> list[Any]:

@@ -39,8 +39,8 @@ def most(dtype: DType) -> Any:
 
 
 def _reduction(
-    name: str, start: Callable[[DType], Any], combine: Any, vjp: Callable[..., Any] | None
-) -> tuple[Primitive, Callable[..., Any]]:
+    name: str, start: Callable[[DType], Any], combine: Any, vjp: Callable[..., Any] | None = None
+) -> Callable[[Any, Sequence[int]], Any]:
     def infer(x: ShapedArray, *, axes: tuple[int, ...]) -> ShapedArray:
         return ShapedArray(reduced(x, axes), x.dtype, x.weak_type)
 
@@ -56,7 +56,7 @@ def _reduction(
     def reduce(x: Any, axes: Sequence[int]) -> Any:
         return bind(primitive, x, axes=tuple(axes)) if len(axes) else x
 
-    return primitive, reduce
+    return reduce
 
 
 def _of_extremum(g: Any, x: Any, y: Any, axes: Sequence[int]) -> Any:
@@ -87,11 +87,11 @@ def _exclusive(x: Any, axis: int) -> Any:
     return cumulative(pad(x, unit, before, after), axis, multiply, 1)
 
 
-REDUCE_MAX, reduce_max = _reduction("reduce_max", least, hlo.maximum, _of_extremum)
-REDUCE_MIN, reduce_min = _reduction("reduce_min", most, hlo.minimum, _of_extremum)
-REDUCE_PROD, reduce_prod = _reduction("reduce_prod", lambda dtype: 1, hlo.multiply, _of_product)
-REDUCE_AND, reduce_and = _reduction("reduce_and", lambda dtype: True, hlo.and_, None)
-REDUCE_OR, reduce_or = _reduction("reduce_or", lambda dtype: False, hlo.or_, None)
+reduce_max = _reduction("reduce_max", least, hlo.maximum, _of_extremum)
+reduce_min = _reduction("reduce_min", most, hlo.minimum, _of_extremum)
+reduce_prod = _reduction("reduce_prod", lambda dtype: 1, hlo.multiply, _of_product)
+reduce_and = _reduction("reduce_and", lambda dtype: True, hlo.and_)
+reduce_or = _reduction("reduce_or", lambda dtype: False, hlo.or_)
 
 
 def cumulative(x: Any, axis: int, combine: Callable[[Any, Any], Any], start: Any) -> Any:

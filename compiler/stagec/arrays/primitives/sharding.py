@@ -94,12 +94,7 @@ def mapped(
 
 
 def _map_infer(
-    *avals: ShapedArray,
-    body: Program,
-    mesh: Axes,
-    in_partitions: tuple[Partition, ...],
-    out_partitions: tuple[Partition, ...],
-    manual: tuple[str, ...],
+    *_: ShapedArray, body: Program, mesh: Axes, out_partitions: tuple[Partition, ...], **__: Any
 ) -> list[ShapedArray]:
     result = []
     for shaped, partition in zip(body.out_avals, out_partitions, strict=True):
@@ -155,7 +150,7 @@ def _map_vjp(
     manual: tuple[str, ...],
 ) -> list[Any]:
     wanted = [d.is_differentiable(operand) for operand in given.operands]
-    of_results = [i for i, result in enumerate(given.results) if d.is_differentiable(result)]
+    of_results = d.differentiable(given.results)
     own = [partition for partition, want in zip(in_partitions, wanted, strict=True) if want]
 
     def absent(partition: Partition) -> tuple[str, ...]:
@@ -179,8 +174,8 @@ def _map_vjp(
 
     cotangents = [given.given(i) for i in of_results]
     partitions = [*in_partitions, *(out_partitions[i] for i in of_results)]
-    result = iter(mapped(backward, [*given.operands, *cotangents], mesh, partitions, lambda: own, manual))
-    return [next(result) if want else None for want in wanted]
+    result = mapped(backward, [*given.operands, *cotangents], mesh, partitions, lambda: own, manual)
+    return d.placed(len(given.operands), d.differentiable(given.operands), result)
 
 
 SHARD_MAP: Primitive = Primitive("shard_map", _map_infer, _map_lower, _map_vjp, several=True)

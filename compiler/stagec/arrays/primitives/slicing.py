@@ -13,7 +13,7 @@ from stagec.arrays.binding import bind
 from stagec.arrays.dims import Shape
 from stagec.arrays.lowering import IRValue, Rule, integer, integers, tensor_type
 from stagec.arrays.primitives.elementwise import subtract
-from stagec.arrays.primitives.structural import reduce_sum, reduced
+from stagec.arrays.primitives.structural import reduce_sum, reduced, reshape
 from stagec.arrays.program import Primitive
 from stagec.arrays.values import Literal, ShapedArray, shown
 
@@ -24,6 +24,18 @@ def slice_(x: Any, start: Sequence[Any], limit: Sequence[Any], strides: Sequence
     if all(index == 0 for index in start) and tuple(limit) == tuple(x.shape) and set(steps) <= {1}:
         return x
     return bind(SLICE, x, start=tuple(start), limit=tuple(limit), strides=steps)
+
+
+def along(x: Any, axis: int, start: Any, limit: Any, stride: int = 1) -> Any:
+    """Return the elements from `start` to before `limit` along one axis."""
+    starts, limits, strides = [0] * len(x.shape), list(x.shape), [1] * len(x.shape)
+    starts[axis], limits[axis], strides[axis] = start, limit, stride
+    return slice_(x, starts, limits, strides)
+
+
+def row(x: Any, number: int) -> Any:
+    """Return the part of an array at an index of its first axis."""
+    return reshape(along(x, 0, number, number + 1), x.shape[1:])
 
 
 def _slice_infer(x: ShapedArray, *, start: Shape, limit: Shape, strides: Shape) -> ShapedArray:

@@ -13,7 +13,7 @@ from stagec.arrays import dtypes
 from stagec.arrays.binding import bind
 from stagec.arrays.dtypes import BOOL, COMPLEX, FLOATING, KINDS
 from stagec.arrays.lowering import IRValue, Rule, compare, constant, integer, integers, tensor_type
-from stagec.arrays.primitives.indexing import GatherNumbers, scatter
+from stagec.arrays.primitives.indexing import GatherDimensionNumbers, scatter
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import full, iota, reshape
 from stagec.arrays.program import Primitive
@@ -132,7 +132,7 @@ def _top_k_vjp(d: Any, *, k: Any, axis: int) -> list[Any]:
     places = [iota(dtypes.int32, g.shape, i) if i != axis else indices for i in range(len(g.shape))]
     components = concatenate([reshape(place, (*g.shape, 1)) for place in places], len(g.shape))
     axes = tuple(range(len(g.shape)))
-    numbers = GatherNumbers((), axes, axes)
+    numbers = GatherDimensionNumbers((), axes, axes)
     return [scatter(full(x.shape, 0, g.dtype), components, g, numbers, "add", unique=True, inside=True)]
 
 

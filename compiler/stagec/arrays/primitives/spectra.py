@@ -195,10 +195,6 @@ def _svd_device(rule: Rule, x: IRValue, *, full: bool, vectors: bool) -> list[IR
     return [nan_where_failed(rule, info, *pair) for pair in zip(result, rule.outputs, strict=False)]
 
 
-def _svd_by_polar(x: Any, *, full: bool, vectors: bool) -> list[Any]:
-    return svd_by_polar(x, full, vectors, eigh)
-
-
 def _svd_forward(d: Derivative, dx: Any, *, full: bool, vectors: bool) -> list[Any]:
     """Of distinct singular values: https://people.maths.ox.ac.uk/gilesm/files/NA-08-01.pdf."""
     m, n = d.operands[0].shape[-2:]
@@ -246,7 +242,7 @@ SVD = Primitive(
         cpu=_svd_lapack,
         cuda=_svd_device,
         rocm=_svd_device,
-        tpu=composed(_svd_by_polar),
+        tpu=composed(lambda x, *, full, vectors: svd_by_polar(x, full, vectors, eigh)),
     ),
     linearly(_svd_forward),
     several=True,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from stagec.arrays import dims, dtypes
@@ -143,16 +142,9 @@ def reduced(x: ShapedArray, axes: Sequence[int]) -> Shape:
 def reduce_lower(rule: Rule, x: IRValue, axes: Sequence[int], start: Any, combine: Any) -> IRValue:
     """Lower a reduction of one array. start: what an empty one gives. combine: takes and gives MLIR values."""
     out = rule.out
-    scalar = ShapedArray((), out.dtype)
     operation = hlo.ReduceOp([tensor_type(out)], [x], [constant(np.asarray(start).astype(out.dtype))], integers(axes))
-    block = rule.block(operation, 0, [scalar, scalar])
-    with ir.InsertionPoint(block):
-        hlo.return_([combine(*block.arguments)])
+    rule.reducer(operation, combine)
     return operation.result
-
-
-def _reduce_sum_lower(rule: Rule, x: IRValue, *, axes: tuple[int, ...]) -> IRValue:
-    return reduce_lower(rule, x, axes, 0, hlo.or_ if rule.out.dtype == dtypes.bool_ else hlo.add)
 
 
 def _reduce_sum_vjp(d: Any, *, axes: tuple[int, ...]) -> list[Any]:
@@ -164,7 +156,7 @@ def _reduce_sum_vjp(d: Any, *, axes: tuple[int, ...]) -> list[Any]:
 REDUCE_SUM = Primitive(
     "reduce_sum",
     lambda x, *, axes: ShapedArray(reduced(x, axes), x.dtype, x.weak_type),
-    _reduce_sum_lower,
+    lambda rule, x, *, axes: reduce_lower(rule, x, axes, 0, hlo.or_ if rule.out.dtype == dtypes.bool_ else hlo.add),
     _reduce_sum_vjp,
 )
 

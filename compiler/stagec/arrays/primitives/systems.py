@@ -16,7 +16,7 @@ from stagec.arrays.primitives.foreign import require_matrices
 from stagec.arrays.primitives.matrices import adjoint, as_dtype, as_rows, diagonal, dot, real_part, transposed
 from stagec.arrays.primitives.platforms import composed
 from stagec.arrays.primitives.reductions import reduce_or, reduce_prod
-from stagec.arrays.primitives.slicing import slice_
+from stagec.arrays.primitives.slicing import along
 from stagec.arrays.primitives.spectra import svd
 from stagec.arrays.primitives.structural import broadcast, convert, iota, reduce_sum, reshape
 from stagec.arrays.program import Primitive
@@ -144,7 +144,7 @@ def _adjugate(x: Any) -> Any:
     factors, pivots, permutation = lu(x)
     numbers = diagonal(factors)
     sign = as_dtype(_parity(pivots, dtypes.real_part(x.dtype)), x.dtype)
-    before = p.multiply(reduce_prod(slice_(numbers, [0] * (axis + 1), [*numbers.shape[:-1], n - 1]), [axis]), sign)
+    before = p.multiply(reduce_prod(along(numbers, axis, 0, n - 1), [axis]), sign)
     whole = p.multiply(reduce_prod(numbers, [axis]), sign)
     rows, columns = (iota(dtypes.int32, x.shape, number) for number in (axis, axis + 1))
     corner = p.bitwise_and(p.equal(rows, n - 1), p.equal(columns, n - 1))
@@ -182,7 +182,7 @@ def _pinv(x: Any, limit: Any) -> Any:
     *batch, k = numbers.shape
     if k == 0:
         return dot(adjoint(vh), adjoint(u))
-    largest = slice_(numbers, [0] * len(numbers.shape), [*batch, 1])
+    largest = along(numbers, -1, 0, 1)
     least = p.multiply(broadcast(limit, numbers.shape, range(len(batch))), broadcast(largest, numbers.shape))
     numbers = p.select(p.greater(numbers, least), numbers, np.inf)
     return dot(p.divide(adjoint(vh), as_dtype(as_rows(numbers, (*batch, x.shape[-1], k)), x.dtype)), adjoint(u))
