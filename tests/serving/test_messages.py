@@ -50,7 +50,7 @@ def test_messages_are_those_of_the_protocol(method: str) -> None:
     assert mine.full_name == source.full_name
     for name, kind in ("Request", "input_type"), ("Response", "output_type"):
         assert_part(getattr(mine, kind), getattr(source, kind))
-        assert messages.classes()[f"{method}{name}"].DESCRIPTOR == getattr(mine, kind)
+        assert getattr(mine, kind) == messages.classes()[f"{method}{name}"].DESCRIPTOR
 
 
 def request(**fields: Any) -> Any:

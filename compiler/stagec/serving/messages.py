@@ -61,7 +61,7 @@ def service() -> Any:
 
 @functools.cache
 def classes() -> Mapping[str, Any]:
-    """Return the class of each message that is in no other, by name: those of a method end with Request and Response."""
+    """Return the class of each message that is in no other, by name: those of methods end with Request and Response."""
     described = service().file.message_types_by_name
     return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in described.items()}
 

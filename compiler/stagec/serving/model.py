@@ -278,8 +278,8 @@ class Model:
         A declaration of padding does not say that rows are independent: of a cumulative sum it is right, and rows of
         another request would change the result. So each bucket is asked, with random rows: other rows around a row,
         padding, or another place of it must not change one bit of its result. A row is the last one of a full call, and
-        the first one, and the last before padding, of a call with as few rows as get this bucket. The smallest bucket is
-        asked more often: it takes the least time, and what a function does to rows is the same in all; how an
+        the first one, and the last before padding, of a call with as few rows as get this bucket. The smallest bucket
+        is asked more often: it takes the least time, and what a function does to rows is the same in all; how an
         executable rounds shows at once.
         """
         size = bucket[rows] if rows else 1
@@ -298,8 +298,8 @@ class Model:
                     array[place] = values[-1]
             _, of_full = self._call(full)
             _, of_few = self._call(few)
-            for tensor, one, other in zip(self.interface.outputs, of_full, of_few, strict=True):
-                if any(one[-1].tobytes() != other[place].tobytes() for place in places):
+            for tensor, in_full, in_few in zip(self.interface.outputs, of_full, of_few, strict=True):
+                if any(in_full[-1].tobytes() != in_few[place].tobytes() for place in places):
                     what = "a row's result depends on its place, on other rows, or on padding"
                     return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
         return ""
