@@ -71,9 +71,9 @@ def of_packages(folder: str) -> Iterator[bytes]:
     """Yield the layer with the packages that are installed in a folder.
 
     Programs (whose first line has the path of a Python) and what installers write about themselves are left out, so
-    that it is the same wherever the same wheels were installed. So is byte code, but for that of a module as it is here,
-    which Python never compares with the time of a file: the image has other times. Raises OSError, and ValueError for a
-    link or another file that is not regular.
+    that it is the same wherever the same wheels were installed. So is byte code, but for that of a module as it is
+    here, which Python never compares with the time of a file: the image has other times. Raises OSError, and ValueError
+    for a link or another file that is not regular.
     """
     yield from _folders(f"{PACKAGES}/any")
     for path in sorted(Path(folder).rglob("*")):
