@@ -47,6 +47,7 @@ def _sources(source: Path) -> Path:
         *COMPILER.glob("stagec/**/*.py"),
         *COMPILER.glob("stagec/patches/*.json"),
         *COMPILER.glob("stagec/reports/page/*"),
+        *COMPILER.glob("stagec/serving/*.binpb"),
         *COMPILER.glob("stagec/targets/*.toml"),
         *(COMPILER / n for n in ("stagec/py.typed", "build_backend.py", "pyproject.toml", "MANIFEST.in", "README.md")),
     ]:

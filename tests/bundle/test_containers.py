@@ -124,6 +124,48 @@ def test_a_server_is_on_its_base(bundle: Path, tmp_path: Path) -> None:
     }
 
 
+def byte_code_in(image: Path) -> dict[str, bytes]:
+    """Return the folders and files of byte code that an image has, by path."""
+    files = {}
+    for blob in (image / "blobs" / "sha256").iterdir():
+        with contextlib.suppress(tarfile.ReadError), tarfile.open(blob, "r:") as archive:
+            for entry in archive:
+                content = archive.extractfile(entry)
+                if "__pycache__" in entry.name:
+                    files[entry.name] = content.read() if content else b""
+    return files
+
+
+def test_byte_code_of_the_image_s_python(bundle: Path, tmp_path: Path) -> None:
+    """It is the same for all who compile with one Python, and only what an image can use is taken."""
+    base, packages = write_base(tmp_path / "base"), write_packages(tmp_path / "packages")
+    image_words = ("image", bundle, "--container", "--base", base, "--packages", packages, "--output")
+    module = packages / "stagec" / "text.py"
+
+    def image(name: str, *mode: str) -> dict[str, bytes]:
+        module.write_text("def told():\n    return {'a', 'b', 'c'} if __file__ in {'d', 'e'} else 'f'\n")
+        if mode:
+            words = ("-q", "-x", "/tests/", "--invalidation-mode", *mode, packages.name)
+            subprocess.run([sys.executable, "-I", "-m", "compileall", *words], cwd=tmp_path, check=True)
+        checked(*image_words, tmp_path / name)
+        return byte_code_in(tmp_path / name)
+
+    assert image("none") == image("timestamp", "timestamp") == image("checked", "checked-hash", "-f") == {}
+    known = image("first", "unchecked-hash", "-f")
+    tag, folder = sys.implementation.cache_tag, "opt/stagec/stagec/__pycache__"
+    assert sorted(known) == [folder, f"{folder}/__init__.{tag}.pyc", f"{folder}/text.{tag}.pyc"]
+    assert known[f"{folder}/text.{tag}.pyc"][4:8] == b"\1\0\0\0"
+    shutil.rmtree(packages / "stagec" / "__pycache__")
+    assert image("again", "unchecked-hash") == known
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "first")
+    # That of a module that has changed since or is gone, and what is no byte code.
+    module.unlink()
+    (packages / "stagec" / "__init__.py").write_text("changed = True\n")
+    (packages / "stagec" / "__pycache__" / "text").write_text("")
+    checked(*image_words, tmp_path / "changed")
+    assert byte_code_in(tmp_path / "changed") == {}
+
+
 @needs_registry
 def test_a_server_is_pushed(bundle: Path, tmp_path: Path) -> None:
     base, packages = write_base(tmp_path / "base"), write_packages(tmp_path / "packages")

@@ -6,26 +6,37 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2
 from hypothesis import given, strategies as st
 from tritonclient.grpc import service_pb2
 
 from stagec.serving import messages
 from stagec.serving.model import Model
 from stagec.serving.refusal import RequestError
+from tools import protocol
 
 X = np.arange(32, dtype=np.float32).reshape(2, 16)
 SOURCE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
 
+def test_the_descriptor_is_that_of_the_source() -> None:
+    """As messages, for protoc may write the same one in other bytes."""
+    written, made = map(
+        descriptor_pb2.FileDescriptorSet.FromString, (protocol.FILE.read_bytes(), protocol.descriptor())
+    )
+    assert written == made, "run: python tools/protocol.py"
+
+
 def assert_part(mine: Any, theirs: Any) -> None:
-    """Each field of a message has the number, name and type of the source's."""
+    """A message has the name of the source's, and each of its fields the number, name, type and oneof."""
+    assert mine.full_name == theirs.full_name
     assert mine.GetOptions().map_entry == theirs.GetOptions().map_entry
-    for name, choice in mine.oneofs_by_name.items():
-        assert [field.name for field in choice.fields] == [field.name for field in theirs.oneofs_by_name[name].fields]
     for field in mine.fields:
         source = theirs.fields_by_number[field.number]
         same = ("name", "type", "is_repeated")
         assert [getattr(field, key) for key in same] == [getattr(source, key) for key in same], source.full_name
+        choices = [entry.containing_oneof and entry.containing_oneof.name for entry in (field, source)]
+        assert choices[0] == choices[1], source.full_name
         if field.message_type:
             assert_part(field.message_type, source.message_type)
         if field.enum_type:
@@ -33,12 +44,13 @@ def assert_part(mine: Any, theirs: Any) -> None:
             assert values[0] == values[1]
 
 
-@pytest.mark.parametrize("method", messages.METHODS)
+@pytest.mark.parametrize("method", messages.service().methods_by_name)
 def test_messages_are_those_of_the_protocol(method: str) -> None:
-    source = SOURCE.methods_by_name[method]
-    assert SOURCE.full_name == messages.SERVICE
-    assert_part(messages.classes()[f"{method}Request"].DESCRIPTOR, source.input_type)
-    assert_part(messages.classes()[f"{method}Response"].DESCRIPTOR, source.output_type)
+    mine, source = messages.service().methods_by_name[method], SOURCE.methods_by_name[method]
+    assert mine.full_name == source.full_name
+    for name, kind in ("Request", "input_type"), ("Response", "output_type"):
+        assert_part(getattr(mine, kind), getattr(source, kind))
+        assert getattr(mine, kind) == messages.classes()[f"{method}{name}"].DESCRIPTOR
 
 
 def request(**fields: Any) -> Any:

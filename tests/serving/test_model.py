@@ -25,7 +25,7 @@ def test_requests_are_gathered_where_rows_are_independent(models: dict[str, Mode
         "scaled": 4,
         "structured": 4,
     }
-    depends = "result: a row's result depends on its place, or on other rows"
+    depends = "result: a row's result depends on its place, on other rows, or on padding"
     assert models["running"].alone == f"{depends} (bucket batch = 8)"
     assert models["centred"].alone == f"{depends} (bucket batch = 4)"
     assert models["draw"].alone == models["pooled"].alone == "the manifest declares no padding of batch"
@@ -102,12 +102,12 @@ class Alone(Model):
     """A model whose calls are those of a Python function, and whose buckets are others."""
 
     def __init__(self, of: Model, buckets: list[int], call: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.__dict__ = {**of.__dict__, "buckets": [{"batch": size} for size in buckets], "calls": 0}
+        self.__dict__ = {**of.__dict__, "buckets": [{"batch": size} for size in buckets], "calls": []}
         self._function = call
 
     def _call(self, arrays: Any, kept: Any = None) -> Any:
-        self.calls += 1
         size = min(bucket["batch"] for bucket in self.buckets if bucket["batch"] >= len(arrays[0]))
+        self.calls.append(size)
         padded = np.zeros((size, 16), np.float32)
         padded[: len(arrays[0])] = arrays[0]
         return {"batch": size}, [self._function(padded)[: len(arrays[0])]] * 2
@@ -115,7 +115,7 @@ class Alone(Model):
 
 @pytest.mark.parametrize("buckets", [[2], [1, 2], [3], [1, 8, 32], [8, 9]])
 def test_whatever_depends_on_other_rows_is_seen(models: dict[str, Model], buckets: list[int]) -> None:
-    """In each bucket by three calls."""
+    """In each bucket by two calls."""
     why = {
         "its place": lambda x: x * np.arange(1, len(x) + 1)[:, None],
         "the last place": lambda x: np.where(np.arange(len(x))[:, None] == len(x) - 1, x + 1, x),
@@ -124,9 +124,20 @@ def test_whatever_depends_on_other_rows_is_seen(models: dict[str, Model], bucket
         "the last row": lambda x: x + x[-1],
     }
     right = Alone(models["predict"], buckets, lambda x: x * 2)
-    assert right._why_not_gathered("batch") == ""
-    assert right.calls == 3 * sum(size > 1 for size in buckets)
+    assert right._warm("batch") == ""
+    assert sorted(right.calls) == sorted([*buckets, *(size for size in buckets if size > 1)])
     for what, function in why.items():
-        assert Alone(models["predict"], buckets, function)._why_not_gathered("batch"), what
-    padded = Alone(models["predict"], [8, 9], lambda x: x * (x != 0).any(1).sum())
-    assert padded._why_not_gathered("batch").startswith("result['label']: padding changes the result of other rows")
+        assert Alone(models["predict"], buckets, function)._warm("batch"), what
+
+
+@pytest.mark.parametrize("buckets", [[2], [3], [1, 8, 32], [8, 9]])
+def test_whatever_depends_on_padding_is_seen(models: dict[str, Model], buckets: list[int]) -> None:
+    """Where a bucket has any: of 1 and 2 rows, none is padded."""
+    why = {
+        "how much there is": lambda x: x * (x != 0).any(1).sum(),
+        "whether it is next": lambda x: np.where(np.roll(x == 0, -1, 0) & (x != 0), x + 1, x),
+    }
+    for what, function in why.items():
+        assert Alone(models["predict"], buckets, function)._warm("batch"), what
+    full = Alone(models["predict"], [1, 2], why["how much there is"])
+    assert full._warm("batch") == ""

@@ -107,11 +107,11 @@ def test_what_is_refused(client: Any, ask: Any, code: str, text: str) -> None:
 def raw_call(server: Server, method: str, bodies: Any, timeout: float = 30) -> Any:
     """Call a method with bytes that need not be a message."""
     with grpc.insecure_channel(server.grpc) as channel:
-        call = channel.stream_stream(f"/{messages.SERVICE}/{method}")
+        call = channel.stream_stream(f"/{messages.service().full_name}/{method}")
         return [*call(bodies, timeout=timeout)]
 
 
-@pytest.mark.parametrize("method", messages.METHODS)
+@pytest.mark.parametrize("method", messages.service().methods_by_name)
 @pytest.mark.parametrize(("bodies", "text"), [([], "needs a message"), ([b"\xff\xff"], "the message is not a ")])
 def test_bytes_that_are_no_message(server: Server, method: str, bodies: list[bytes], text: str) -> None:
     with pytest.raises(grpc.RpcError) as error:
@@ -156,7 +156,8 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 def opened(server: Server, method: str) -> socket.socket:
     """Return a connection on which a call was begun by hand."""
-    fields = {":method": "POST", ":scheme": "http", ":path": f"/{messages.SERVICE}/{method}", ":authority": "a"}
+    path = f"/{messages.service().full_name}/{method}"
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "a"}
     fields |= {"content-type": "application/grpc", "te": "trailers"}
     literal = b"".join(bytes([0, len(k), *k.encode(), len(v), *v.encode()]) for k, v in fields.items())
     host, _, port = server.grpc.rpartition(":")
@@ -226,7 +227,7 @@ def test_no_message_ends_the_server(served: Path) -> None:
     ).SerializeToString()
     codes: Counter[grpc.StatusCode] = Counter()
     with serving(served, "--grpc-port", "0") as server, grpc.insecure_channel(server.grpc) as channel:
-        call = channel.unary_unary(f"/{messages.SERVICE}/ModelInfer")
+        call = channel.unary_unary(f"/{messages.service().full_name}/ModelInfer")
         for _ in range(2):
             before = server.memory()
             futures = [call.future(changed(request, chance), timeout=30) for _ in range(600)]

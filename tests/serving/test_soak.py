@@ -20,6 +20,15 @@ from tests.serving.processes import CLIENTS, Clients, Server, threads, until
 SECONDS = float(os.environ.get("STAGEC_SOAK_SECONDS", "4"))
 
 
+def watch(server: Server, clients: Clients, seconds: float) -> None:
+    """Wait, and print at the start of each minute what the server has."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        counts = f"{clients.answered.total()} answers, {server.descriptors()} descriptors"
+        print(f"{time.strftime('%H:%M:%S')}: {server.memory() >> 10} KiB, {counts}", flush=True)
+        time.sleep(min(60, left))
+
+
 def test_a_soak(served: Path) -> None:
     """Both protocols, and sequences that begin and end."""
     server = Server(served, "--grpc-port", "0", "--idle", "10")
@@ -40,9 +49,9 @@ def test_a_soak(served: Path) -> None:
                     return
 
     with threads(*(functools.partial(in_sequences, number) for number in range(2))), Clients(server) as clients:
-        time.sleep(SECONDS / 2)  # allocators and caches have what they keep
+        watch(server, clients, SECONDS / 2)  # allocators and caches have what they keep
         memory, opened, asked = server.memory(), server.descriptors(), clients.answered.total()
-        time.sleep(SECONDS / 2)
+        watch(server, clients, SECONDS / 2)
         count = clients.answered.total() - asked
         grown = server.memory() - memory
         ended.set()

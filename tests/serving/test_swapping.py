@@ -161,7 +161,7 @@ def test_clients_change_weights_over_both_protocols(served: Path, folder: Path, 
         with triton.InferenceServerClient(server.grpc) as client:
             request = messages.classes()["RepositoryModelLoadRequest"](model_name="predict")
             request.parameters["weights"].string_param = "a.safetensors"
-            call = client._channel.unary_unary(f"/{messages.SERVICE}/RepositoryModelLoad")
+            call = client._channel.unary_unary(f"/{messages.service().full_name}/RepositoryModelLoad")
             call(request.SerializeToString())
             np.testing.assert_allclose(before, logits(), rtol=1e-3)
             client.unload_model("predict")

@@ -12,6 +12,7 @@ The packages of a server are one layer, of all files of a folder.
 
 from __future__ import annotations
 
+import importlib.util
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ PACKAGES = "opt/stagec"
 """The folder in the image that has the packages of a server."""
 _END = 2 * tarfile.BLOCKSIZE
 """Bytes of zeros at the end of a tar."""
+_UNCHECKED = (1).to_bytes(4, "little")
+"""Flags of byte code that has the hash of its source, which Python does not look at when it imports a module."""
 _OF_INSTALLERS = "RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"
 """Files of a package's metadata that say who installed it, when and where from."""
 
@@ -67,14 +70,15 @@ def find(path: str, layer: RegularFile) -> tuple[int, int]:
 def of_packages(folder: str) -> Iterator[bytes]:
     """Yield the layer with the packages that are installed in a folder.
 
-    Byte code, programs (whose first line has the path of a Python) and what installers write about themselves are left
-    out, so that it is the same wherever the same wheels were installed. Raises OSError, and ValueError for a link or
-    another file that is not regular.
+    Programs (whose first line has the path of a Python) and what installers write about themselves are left out, so
+    that it is the same wherever the same wheels were installed. So is byte code, but for that of a module as it is
+    here, which Python never compares with the time of a file: the image has other times. Raises OSError, and ValueError
+    for a link or another file that is not regular.
     """
     yield from _folders(f"{PACKAGES}/any")
     for path in sorted(Path(folder).rglob("*")):
         name = path.relative_to(folder)
-        if "__pycache__" in name.parts or name.parts[0] == "bin":
+        if name.parts[0] == "bin" or ("__pycache__" in name.parts and not _is_current(path)):
             continue
         if name.parent.name.endswith(".dist-info") and name.name in _OF_INSTALLERS:
             continue
@@ -89,6 +93,19 @@ def of_packages(folder: str) -> Iterator[bytes]:
         yield from in_pieces(file, 0, file.size)
         yield bytes(-file.size % tarfile.BLOCKSIZE)
     yield bytes(_END)
+
+
+def _is_current(path: Path) -> bool:
+    """Whether a file is the byte code of a module that is there, for good, or a folder has such a file.
+
+    Source: https://peps.python.org/pep-0552.
+    """
+    if path.name == "__pycache__":
+        return any(map(_is_current, path.iterdir()))
+    module = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+    if path.suffix != ".pyc" or not module.is_file():
+        return False
+    return path.read_bytes()[4:16] == _UNCHECKED + importlib.util.source_hash(module.read_bytes())
 
 
 def _folders(path: str) -> list[bytes]:

@@ -1,15 +1,15 @@
 """The messages of the Open Inference Protocol v2 over gRPC, and of Triton's extensions of it, as Protocol Buffers.
 
 They are in a pool of their own: in the default one, the same names of two packages of one process exclude each other,
-and clients have them too. Sources: `open_inference_grpc.proto` of KServe and `grpc_service.proto` of Triton.
+and clients have them too. `inference.proto` has their fields, and says which sources they are of.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,65 +22,6 @@ from stagec.serving.refusal import RequestError
 from stagec.serving.sequences import PARAMETERS, step_of
 from stagec.serving.tensors import Interface, Tensor
 
-SERVICE = "inference.GRPCInferenceService"
-METHODS = {
-    **dict.fromkeys(("ServerLive", "ServerReady", "ServerMetadata"), ""),
-    **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig"), "1 name string, 2 version string"),
-    "ModelInfer": (
-        "1 model_name string, 2 model_version string, 3 id string, 4 parameters map, 5 inputs InputTensor*, "
-        "6 outputs RequestedOutput*, 7 raw_input_contents bytes*"
-    ),
-    "RepositoryIndex": "1 repository_name string, 2 ready bool",
-    **dict.fromkeys(
-        ("RepositoryModelLoad", "RepositoryModelUnload"),
-        "1 repository_name string, 2 model_name string, 3 parameters repository_map",
-    ),
-}
-"""The fields of the request of each method that a server has."""
-_MESSAGES = {
-    **{f"{method}Request": fields for method, fields in METHODS.items()},
-    "ServerLiveResponse": "1 live bool",
-    "ServerReadyResponse": "1 ready bool",
-    "ServerMetadataResponse": "1 name string, 2 version string, 3 extensions string*",
-    "ModelReadyResponse": "1 ready bool",
-    "ModelMetadataResponse": (
-        "1 name string, 2 versions string*, 3 platform string, 4 inputs TensorMetadata*, 5 outputs TensorMetadata*"
-    ),
-    "TensorMetadata": "1 name string, 2 datatype string, 3 shape int64*",
-    "ModelConfigResponse": "1 config ModelConfig",
-    "ModelConfig": (
-        "1 name string, 2 platform string, 4 max_batch_size int32, 5 input ConfigTensor*, 6 output ConfigOutput*, "
-        "11 dynamic_batching DynamicBatching, 13 sequence_batching SequenceBatching, 17 backend string"
-    ),
-    "ConfigTensor": "1 name string, 2 data_type DataType, 4 dims int64*",
-    "ConfigOutput": "1 name string, 2 data_type DataType, 3 dims int64*",
-    "SequenceBatching": "1 max_sequence_idle_microseconds uint64",
-    "DynamicBatching": "1 preferred_batch_size int32*, 2 max_queue_delay_microseconds uint64",
-    "InputTensor": "1 name string, 2 datatype string, 3 shape int64*, 4 parameters map, 5 contents Contents",
-    "Contents": (
-        "1 bool_contents bool*, 2 int_contents int32*, 3 int64_contents int64*, 4 uint_contents uint32*, "
-        "5 uint64_contents uint64*, 6 fp32_contents float*, 7 fp64_contents double*, 8 bytes_contents bytes*"
-    ),
-    "RequestedOutput": "1 name string, 2 parameters map",
-    "Parameter": (
-        "1 bool_param bool, 2 int64_param int64, 3 string_param string, 4 double_param double, 5 uint64_param uint64"
-    ),
-    "RepositoryParameter": "1 bool_param bool, 2 int64_param int64, 3 string_param string, 4 bytes_param bytes",
-    "ModelInferResponse": (
-        "1 model_name string, 2 model_version string, 3 id string, 5 outputs OutputTensor*, "
-        "6 raw_output_contents bytes*"
-    ),
-    "OutputTensor": "1 name string, 2 datatype string, 3 shape int64*",
-    "RepositoryIndexResponse": "1 models ModelIndex*",
-    "ModelIndex": "1 name string, 2 version string, 3 state string, 4 reason string",
-    "RepositoryModelLoadResponse": "",
-    "RepositoryModelUnloadResponse": "",
-}
-"""Messages and their fields: number, name, type; `*` is repeated; `_MAPS` has maps from text.
-
-On the wire the names of messages do not count, so one stands for several of the sources that have equal fields. The
-fields of parameters exclude each other. What a server never writes, or ignores, is left out.
-"""
 _RAW = 7
 _MOST_FIELDS = 10_000
 _MOST_TYPED = 2**22
@@ -94,7 +35,7 @@ _CONTENTS = {
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
 }
-"""The field of `Contents` for a datatype; the others are raw alone."""
+"""The field of `InferTensorContents` for a datatype; the others are raw alone."""
 _WIDE = {
     "bool_contents": np.bool_,
     "int_contents": np.int32,
@@ -104,42 +45,25 @@ _WIDE = {
     "fp32_contents": np.float32,
     "fp64_contents": np.float64,
 }
-_DATA_TYPES = (
-    *("INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-    *("FP16", "FP32", "FP64", "STRING", "BF16"),
-)
-
-
 _FINAL = "triton_enable_empty_final_response"
 """A parameter of Triton's clients for streams, which perf_analyzer always sends: here each answer is the only one."""
-_MAPS = {"map": "Parameter", "repository_map": "RepositoryParameter"}
+
+
+@functools.cache
+def service() -> Any:
+    """Return the descriptor of the service, which has its methods."""
+    descriptors = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("inference.binpb").read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptors.file:
+        pool.Add(file)
+    return pool.FindServiceByName("inference.GRPCInferenceService")
 
 
 @functools.cache
 def classes() -> Mapping[str, Any]:
-    """Return the class of each message, by name: those of `METHODS` end with Request and Response."""
-    file = descriptor_pb2.FileDescriptorProto(name="stagec/inference.proto", package="inference", syntax="proto3")
-    values = [{"name": f"TYPE_{name}", "number": number} for number, name in enumerate(_DATA_TYPES)]
-    file.enum_type.add(name="DataType", value=values)
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        if name in _MAPS.values():
-            message.oneof_decl.add(name="parameter_choice")
-        for number, field, kind, repeated in _fields(fields):
-            entry = message.field.add(name=field, number=number, label=3 if repeated or kind in _MAPS else 1)
-            if name in _MAPS.values():
-                entry.oneof_index = 0
-            if kind in _MAPS:
-                _add_map(message, f"{field.title()}Entry", _MAPS[kind])
-                entry.type, entry.type_name = 11, f".inference.{name}.{field.title()}Entry"
-            elif kind[0].isupper():
-                entry.type, entry.type_name = 14 if kind == "DataType" else 11, f".inference.{kind}"
-            else:
-                entry.type = descriptor_pb2.FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    described = (pool.FindMessageTypeByName(f"inference.{name}") for name in _MESSAGES)
-    return {descriptor.name: message_factory.GetMessageClass(descriptor) for descriptor in described}
+    """Return the class of each message that is in no other, by name: those of methods end with Request and Response."""
+    described = service().file.message_types_by_name
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in described.items()}
 
 
 def parse(name: str, body: bytes) -> Any:
@@ -259,14 +183,3 @@ def write(model: str, version: str, request: Request, results: Sequence[NDArray[
     )
     data: bytes = response.SerializeToString()
     return data
-
-
-def _fields(written: str) -> Iterator[tuple[int, str, str, bool]]:
-    for number, name, kind, repeated in re.findall(r"(\d+) (\w+) (\w+)(\*?)", written):
-        yield int(number), name, kind, bool(repeated)
-
-
-def _add_map(message: descriptor_pb2.DescriptorProto, name: str, of: str) -> None:
-    entry = message.nested_type.add(name=name, options={"map_entry": True})
-    entry.field.add(name="key", number=1, label=1, type=9)
-    entry.field.add(name="value", number=2, label=1, type=11, type_name=f".inference.{of}")

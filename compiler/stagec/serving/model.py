@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -87,11 +89,9 @@ class Model:
         if self.states:
             self.alone = f"it keeps state: {', '.join(self.states)}"
         else:
-            self.alone = self._why_not_gathered(rows) if rows else "no dimension is named to gather along"
+            self.alone = self._why_not_declared(rows) if rows else "no dimension is named to gather along"
+        self.alone = self._warm("" if self.alone else rows) or self.alone
         self.rows = "" if self.alone else rows
-        for bucket in self.buckets:
-            if self.alone or bucket[rows] == 1:  # the others were called to compare them
-                self._call(self._random(bucket, 0), self._begun())
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
 
     @property
@@ -249,14 +249,8 @@ class Model:
         avals = [Aval(tensor.aval.dtype, shape_of(tensor.aval, bucket)) for tensor in self.interface.inputs]
         return trials.random_arrays(avals, seed)
 
-    def _why_not_gathered(self, rows: str) -> str:
-        """Return why requests are not gathered along a dimension; "" if they can be.
-
-        A declaration of padding does not say that rows are independent: of a cumulative sum it is right, and rows of
-        another request would change the result. So each bucket is asked, with random rows: other rows around a row, or
-        another place of it, must not change one bit of its result. The smallest is asked more often: it takes the least
-        time, and what a function does to rows is the same in all; how an executable rounds shows at once.
-        """
+    def _why_not_declared(self, rows: str) -> str:
+        """Return why the manifest does not let requests be gathered along a dimension; "" if it does."""
         if rows not in self._padding.declared:
             return f"the manifest declares no padding of {rows}"
         for tensor in (*self.interface.inputs, *self.interface.outputs):
@@ -265,25 +259,49 @@ class Model:
                 return f"{tensor.name} is {tensor.aval}, and its rows are not those of {rows}"
         if not self.interface.inputs or not self.interface.outputs:
             return "it has no inputs, or no outputs"
-        of_smallest = _TRIALS if any(tensor.dtype.kind in "biu" for tensor in self.interface.inputs) else 2
-        sizes = sorted(bucket[rows] for bucket in self.buckets if bucket[rows] > 1)
-        for bucket in self.buckets:
-            others = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0} and b[rows] < bucket[rows]]
-            trials_of = 0 if bucket[rows] == 1 else of_smallest if bucket[rows] == sizes[0] else 2
-            for seed in range(0, trials_of, 2):
-                first, second = self._random(bucket, seed), self._random(bucket, seed + 1)
-                for array, values in zip(second, first, strict=True):
-                    array[-1] = values[0]
-                padded = [array[: max(others, default=0) + 1] for array in first]
-                _, of_first = self._call(first)
-                _, of_second = self._call(second)
-                _, of_padded = self._call(padded)
-                for tensor, *rest in zip(self.interface.outputs, of_first, of_second, of_padded, strict=True):
-                    among_rows, elsewhere, beside_padding = rest
-                    if among_rows[0].tobytes() != elsewhere[-1].tobytes():
-                        return f"{tensor.name}: a row's result depends on its place, or on other rows{_at(bucket)}"
-                    if among_rows[: len(beside_padding)].tobytes() != beside_padding.tobytes():
-                        return f"{tensor.name}: padding changes the result of other rows{_at(bucket)}"
+        return ""
+
+    def _warm(self, rows: str) -> str:
+        """Call every bucket; return why requests are not gathered along a dimension, "" if they can be.
+
+        rows: the dimension; "": nobody asks. XLA prepares much of an executable in its first call, on one core, so
+        several buckets are called at a time, the largest ones first: they take longest.
+        """
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "stagec-warm") as pool:
+            asked = functools.partial(self._why_dependent, rows)
+            reasons = list(pool.map(asked, reversed(self.buckets)))
+        return next(filter(None, reversed(reasons)), "")
+
+    def _why_dependent(self, rows: str, bucket: Mapping[str, int]) -> str:
+        """Call a bucket; return why requests are not gathered in it along a dimension, "" if they can be.
+
+        A declaration of padding does not say that rows are independent: of a cumulative sum it is right, and rows of
+        another request would change the result. So each bucket is asked, with random rows: other rows around a row,
+        padding, or another place of it must not change one bit of its result. A row is the last one of a full call, and
+        the first one, and the last before padding, of a call with as few rows as get this bucket. The smallest bucket
+        is asked more often: it takes the least time, and what a function does to rows is the same in all; how an
+        executable rounds shows at once.
+        """
+        size = bucket[rows] if rows else 1
+        if size == 1:
+            self._call(self._random(bucket, 0), self._begun())
+            return ""
+        sizes = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0}]
+        count = 1 + max((other for other in sizes if other < size), default=0)
+        places = {0, count - 1} if count < size else {0}
+        has_integers = any(tensor.dtype.kind in "biu" for tensor in self.interface.inputs)
+        is_smallest = size == min(b[rows] for b in self.buckets if b[rows] > 1)
+        for seed in range(0, _TRIALS if has_integers and is_smallest else 2, 2):
+            full, few = self._random(bucket, seed), self._random({**bucket, rows: count}, seed + 1)
+            for place in places:
+                for array, values in zip(few, full, strict=True):
+                    array[place] = values[-1]
+            _, of_full = self._call(full)
+            _, of_few = self._call(few)
+            for tensor, in_full, in_few in zip(self.interface.outputs, of_full, of_few, strict=True):
+                if any(in_full[-1].tobytes() != in_few[place].tobytes() for place in places):
+                    what = "a row's result depends on its place, on other rows, or on padding"
+                    return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
         return ""
 
 
@@ -291,7 +309,3 @@ def _zeros(aval: Aval) -> NDArray[Any]:
     """Return zeros that take no memory."""
     stored = physical(aval)
     return np.broadcast_to(np.zeros((), dtype_of(stored)), tuple(map(int, stored.shape)))
-
-
-def _at(bucket: Mapping[str, int]) -> str:
-    return f" (bucket {naming.bucket(bucket)})"

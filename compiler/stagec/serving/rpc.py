@@ -50,11 +50,12 @@ class RpcServer:
             maximum_concurrent_rpcs=connections,
         )
         # Each call is one message to one message. As a stream, it is ours to say how long the first may take.
+        protocol = messages.service()
         handlers = {
             method: grpc.stream_stream_rpc_method_handler(functools.partial(self._counted, method))
-            for method in messages.METHODS
+            for method in protocol.methods_by_name
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(protocol.full_name, handlers),))
 
     async def start(self, address: str, tls: Sequence[str] = ()) -> str:
         """Listen at `HOST:PORT`, or `unix:PATH`; return it with the port that it is. Raises StagecError.
