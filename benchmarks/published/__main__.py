@@ -2,8 +2,8 @@
 
 python -m benchmarks.published
 
-It needs the packages of tests/requirements.lock and compiler/cuda.lock, and no device. XLA takes some minutes for each
-step, so nothing runs this regularly.
+It needs the packages of tests/requirements.lock, compiler/cuda.lock and compiler/tpu.lock, and no device. XLA takes
+minutes for each step, and 20 for that of the TPUs, so nothing runs this regularly.
 """
 
 import json
@@ -18,6 +18,7 @@ from tests.building import ROOT, checked, write_specs
 PAGE = ROOT / "docs" / "costs.md"
 _BEGIN, _END = "<!-- published -->\n", "<!-- end -->\n"
 _NVIDIA = "https://catalog.ngc.nvidia.com/orgs/nvidia/teams/dgxc-benchmarking/resources"
+_GOOGLE = "https://github.com/AI-Hypercomputer/tpu-recipes/tree/main/training/trillium"
 
 
 class Published(NamedTuple):
@@ -38,6 +39,11 @@ TIMES = {
         "Llama 3 70B, 128 H100, 256 sequences of 8,192 tokens",
         15.57,
         f"{_NVIDIA}/maxtext-llama3-70b-dgxc-benchmarking-d",
+    ),
+    "llama_2_70b_pod.v6ex256": Published(
+        "Llama 2 70B, 256 v6e, 768 sequences of 4,096 tokens",
+        9.052,
+        f"{_GOOGLE}/Llama2-70B-MaxText",
     ),
 }
 """By function and target of published.toml."""

@@ -24,6 +24,11 @@ def llama_2_70b() -> tuple:
     return _avals({**SIZES, "vocabulary": 32_000}, 128, 4_096)
 
 
+def llama_2_70b_pod() -> tuple:
+    """Three sequences of 4,096 tokens for each of 256 devices."""
+    return _avals({**SIZES, "vocabulary": 32_000}, 768, 4_096)
+
+
 def llama_3_70b() -> tuple:
     """Two sequences of 8,192 tokens for each of 128 devices."""
     return _avals({**SIZES, "vocabulary": 128_256}, 256, 8_192)

@@ -1,9 +1,10 @@
-"""What compilers decided for the functions of decided.toml, run on CPUs: a table in docs/hardware.md.
+"""What compilers decided for the functions of decided.toml, run on CPUs, and their kernels: tables in docs/hardware.md.
 
     python -m tests.accelerators.table [FUNCTION ...]
 
 It builds the functions, or all, for each of their targets, without a device, and needs the packages of
-compiler/cuda.lock and tpu.lock. For all it writes the table; for some it prints it. All take 20 minutes on two cores.
+compiler/cuda.lock and tpu.lock. For all it writes the tables; for some it prints them. All take 20 minutes on two
+cores.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stagec.backends.analysis import UNKNOWN, of_kernels
 from stagec.costs import hlo
 from stagec.stages import optimized
 from tests.building import ROOT, build, stagec
 
 MANIFEST = "tests/accelerators/decided.toml"
 PAGE = ROOT / "docs" / "hardware.md"
-_BEGIN, _END = "<!-- decided -->\n", "<!-- end -->"
-_DEVICES = ("h200", "b200", "v5e", "v6e")
+_NVIDIA = ("h200", "b200")
+_DEVICES = (*_NVIDIA, "v5e", "v6e")
 
 
 def instructions(program: bytes) -> int:
@@ -48,7 +50,6 @@ def table(told: Mapping[str, Any], counts: Mapping[str, int]) -> str:
 
     counts: of instructions, by the names of executables.
     """
-    functions = sorted({name.partition(".")[0] for name in counts})
     cells: dict[tuple[str, str], str] = {}
     for name, count in counts.items():
         function, _, target = name.partition(".")
@@ -63,13 +64,48 @@ def table(told: Mapping[str, Any], counts: Mapping[str, int]) -> str:
             worst = max(row["absolute"] for row in rows)
             cell = f"{count}, {worst:.1g}" if all(row["ok"] for row in rows) else f"{count}, **{worst:.1g}**"
         cells[function, next(device for device in _DEVICES if target.startswith(device))] = cell
-    lines = [f"| function | {' | '.join(_DEVICES)} |", f"| --- |{' --- |' * len(_DEVICES)}"]
-    lines += [f"| {name} | {' | '.join(cells.get((name, of), '') for of in _DEVICES)} |" for name in functions]
+    return _drawn(cells, _DEVICES)
+
+
+def kernels(out: Path) -> str:
+    """Return a row for each function whose inventories are in a folder, with what its kernels for NVIDIA devices take.
+
+    A cell has how many kernels there are, the most registers of a thread, bytes of spills, and the lowest occupancy.
+    """
+    cells: dict[tuple[str, str], str] = {}
+    for path in out.glob("*.inventory.json"):
+        _, function, target = path.name.removesuffix(".inventory.json").split(".")
+        rows = json.loads(path.read_text())["kernels"]
+        device = next(device for device in _DEVICES if target.startswith(device))
+        if device in _NVIDIA:
+            taken = of_kernels(rows)
+            lowest = min((row["occupancy"] for row in rows if row["occupancy"] != UNKNOWN), default=0)
+            cells[function, device] = f"{len(rows)}, {taken['registers']}, {taken['spills']}, {lowest:.0%}"
+    return _drawn(cells, _NVIDIA)
+
+
+def _drawn(cells: Mapping[tuple[str, str], str], devices: Sequence[str]) -> str:
+    lines = [f"| function | {' | '.join(devices)} |", f"| --- |{' --- |' * len(devices)}"]
+    names = sorted({function for function, _ in cells})
+    lines += [f"| {name} | {' | '.join(cells.get((name, of), '') for of in devices)} |" for name in names]
     return "\n".join([*lines, ""])
 
 
+def shown(name: str) -> tuple[str, str, str]:
+    """Return the page in three parts: what stands before the table of this name, the table, and the rest."""
+    before, begin, rest = PAGE.read_text("utf-8").partition(f"<!-- {name} -->\n")
+    rows, end, rest = rest.partition("<!-- end -->")
+    return before + begin, rows, end + rest
+
+
+def write(name: str, rows: str) -> None:
+    """Write the table of this name into the page."""
+    before, _, rest = shown(name)
+    PAGE.write_text(f"{before}{rows}{rest}", "utf-8")
+
+
 def main(functions: Sequence[str]) -> int:
-    """Build, run, and write or print the table; return 1 where a result is too far from JAX's."""
+    """Build, run, and write or print the tables; return 1 where a result is too far from JAX's."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         bundle = build(MANIFEST, out, only=functions, hlo=("cuda", "tpu"))
@@ -79,12 +115,12 @@ def main(functions: Sequence[str]) -> int:
             path.name.removesuffix(suffix).partition(".")[2]: instructions(path.read_bytes())
             for path in out.glob(f"*{suffix}")
         }
-    made = table(told, counts)
-    if functions:
-        print(made)
-    else:
-        before, _, rest = PAGE.read_text("utf-8").partition(_BEGIN)
-        PAGE.write_text(f"{before}{_BEGIN}{made}{_END}{rest.partition(_END)[2]}", "utf-8")
+        tables = {"decided": table(told, counts), "kernels": kernels(out)}
+    for name, rows in tables.items():
+        if functions:
+            print(rows)
+        else:
+            write(name, rows)
     return 0 if all(row["ok"] for row in told["checks"]) else 1
 
 

@@ -48,6 +48,20 @@ def test_programs_of_each_device_give_what_jax_gives(bundle: Path) -> None:
     assert re.fullmatch(why, refused["why"])
 
 
+def test_the_page_has_what_is_built(bundle: Path) -> None:
+    """Rows about kernels: both cells of functions that are built for both devices here, and the first of the others."""
+    page, made = _cells(table.shown("kernels")[1]), _cells(table.kernels(bundle.parent))
+    assert list(page) == list(_cells(table.shown("decided")[1]))
+    assert set(made) == {*FOR_ALL, *CHANGED}
+    for name, cells in made.items():
+        assert [cell for cell in cells if cell] == page[name][: 2 if name in FOR_ALL else 1], name
+
+
+def _cells(rows: str) -> dict[str, list[str]]:
+    lines = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows.splitlines()[2:])
+    return {name: cells for name, *cells in lines}
+
+
 def test_a_program_that_is_not_there_is_named(bundle: Path) -> None:
     done = stagec("run", bundle, "--golden", "--platform", "tpu", "--optimized", "mlp", "--json")
     rows = json.loads(done.stdout)["refused"]

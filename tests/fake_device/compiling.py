@@ -1,17 +1,14 @@
-"""`stagec`, with a compiler for the fake device in the place of XLA's for NVIDIA devices.
-
-    python -m tests.fake_device.compiling compile --spec ...
+"""A compiler for the fake device, in the place of XLA's for NVIDIA devices: STAGEC_FAKE_COMPILER=1 puts it there.
 
 Everything else is stagec's own: what is planned, exported, lowered, described and bundled. What compiles is the plugin
 for CPUs that the fake device stands before, so an executable is machine code for this CPU, in a form that no other
-device takes. `autotune` runs here too: the fake writes the results that it is given.
+device takes. `stagec autotune` runs with it too: the fake writes the results that it is given.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,15 +34,8 @@ def compile_module(module: Any, target: CudaTarget, mesh: Sequence[int], options
     )
 
 
-def main() -> int:
-    """Run the command."""
-    from stagec.cli import main
-
+def replace() -> None:
+    """Put it there, in this process."""
     cuda.compile_module = compile_module
     cuda.register_custom_calls = lambda: None  # type: ignore[assignment]  # CPUs call none of CUDA's functions
     plugins._changed = lambda plugin: contextlib.nullcontext()  # type: ignore[assignment]  # nor is it a known build
-    return main(sys.argv[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,10 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stagec.core.builds.platforms import PLATFORMS
+from stagec.hardware import autotuning, cuda_devices
 from stagec.pjrt import compatibility
 from tests import building
 from tests.building import COMPILER, ROOT
@@ -19,10 +21,12 @@ from tests.building import COMPILER, ROOT
 HERE = Path(__file__).parent
 KIND = "Fake device of stagec's tests"
 NAME = "stagec's fake device for tests"
+_LIBRARIES = ("libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9")
+"""Those whose kernels XLA times beside its own."""
 _TOOLKIT = {
     "nvidia/cu13": ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc"),
-    "nvidia/cu13/lib": ("libcublas.so.13", "libcublasLt.so.13"),
-    "nvidia/cudnn/lib": ("libcudnn.so.9",),
+    "nvidia/cu13/lib": _LIBRARIES[:2],
+    "nvidia/cudnn/lib": _LIBRARIES[2:],
 }
 """What stagec looks for of CUDA's, by folder: empty files."""
 
@@ -88,7 +92,7 @@ def install_driver(folder: Path) -> dict[str, str]:
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run(["gcc", *flags, str(HERE / "fake_driver.c"), "-o", str(library)], check=True)
     (folder / "lib").mkdir()
-    for name in ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1"):
+    for name in ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1", *_LIBRARIES):
         (folder / "lib" / name).symlink_to(library)
     plugin = folder / "jax_plugins" / "stagec_fake_driver" / "__init__.py"
     plugin.parent.mkdir(parents=True)
@@ -146,11 +150,20 @@ def build(folder: Path, environment: Mapping[str, str]) -> Path:
     return building.build("tests/fake_device/fake.toml", folder, compile_=compiler(environment))
 
 
+def timed(folder: Path) -> Path:
+    """Write what the fake device says that XLA timed on it, into a folder: one kernel. `autotuning` names the file."""
+    device = cuda_devices.read(tomllib.loads((HERE / "device.toml").read_text()))
+    path = folder / "timed"
+    words = f'device: "{autotuning._properties(device)}, DNN version: 9.12.0" hlo: "dot" result {{ gemm {{ }} }}'
+    path.write_text(f"version: 3\nresults {{ {words} version: 45 }}\n")
+    return path
+
+
 def compiler(environment: Mapping[str, str]) -> Callable[..., None]:
     """Return what compiles for two fake devices, as `tests.building.build` takes it."""
 
     def compile_(*words: str | Path, cwd: Path) -> None:
-        done = run("-m", "tests.fake_device.compiling", *words, environment=environment, cwd=cwd, devices="2")
+        done = stagec(*words, environment=environment, cwd=cwd, devices="2", compiler="1")
         assert done.returncode == 0, done.stderr
 
     return compile_

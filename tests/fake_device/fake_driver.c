@@ -1,9 +1,10 @@
 /* A fake driver for NVIDIA devices, for tests: XLA's own plugin for CUDA starts on it, and runs no kernel.
  *
- * It is libcuda.so.1, libcudart.so.13 and libnvidia-ml.so.1 at once, as much of them as XLA:GPU calls. Memory of the device
- * is memory of the process, copies copy, streams do everything at once, and a launch of a kernel does nothing but write
- * the kernel's name. So all of XLA's runtime is real but the results: it reads executables, allocates, loads machine code
- * into "modules", and launches. The device is that of device.toml, and says that it is a fake.
+ * It is libcuda.so.1, libcudart.so.13 and libnvidia-ml.so.1 at once, as much of them as XLA:GPU and Mosaic's runtime call;
+ * and libcublas.so.13, libcublasLt.so.13 and libcudnn.so.9, which have no kernel. Memory of the device is memory of the
+ * process, copies copy, streams do everything at once, and a launch of a kernel does nothing but write the kernel's name.
+ * So all of XLA's runtime is real but the results: it reads executables, allocates, loads machine code into "modules",
+ * launches, and times kernels. The device is that of device.toml, and says that it is a fake.
  *
  * The environment:
  *
@@ -13,6 +14,7 @@
  *     no-driver        the driver cannot be initialized
  *     lost             the first launch fails, and everything after it
  */
+#include <elf.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +25,7 @@
 
 typedef unsigned long long Address;
 
-enum { OK = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
 static int fails(const char *how) {
   const char *failure = getenv("STAGEC_FAKE_FAILURE");
@@ -217,14 +219,43 @@ int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
   return state();
 }
 
-int cuModuleLoadData(void **module, const void *code) { return (void)code, *module = handle(), OK; }
+/* A module is its machine code, an ELF file. A name is in it or not, as in a real one: Mosaic's runtime looks for a
+ * variable of NVSHMEM, and ends the process where a module has it and no NVSHMEM is here. */
+
+static const Elf64_Sym *symbol(const char *code, const char *name) {
+  const Elf64_Ehdr *elf = (const Elf64_Ehdr *)code;
+  const Elf64_Shdr *sections = (const Elf64_Shdr *)(code + elf->e_shoff);
+  for (int i = 0; i < elf->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_SYMTAB) continue;
+    const char *names = code + sections[sections[i].sh_link].sh_offset;
+    const Elf64_Sym *symbols = (const Elf64_Sym *)(code + sections[i].sh_offset);
+    for (size_t n = 0; n < sections[i].sh_size / sizeof(Elf64_Sym); ++n)
+      if (strcmp(names + symbols[n].st_name, name) == 0) return symbols + n;
+  }
+  return NULL;
+}
+
+int cuModuleLoadData(void **module, const void *code) {
+  const Elf64_Ehdr *elf = code;
+  if (memcmp(elf->e_ident, ELFMAG, SELFMAG)) return INVALID_IMAGE;
+  const Elf64_Shdr *sections = (const Elf64_Shdr *)((const char *)code + elf->e_shoff);
+  size_t size = elf->e_shoff + elf->e_shnum * sizeof *sections;
+  for (int i = 0; i < elf->e_shnum; ++i) {
+    size_t end = sections[i].sh_offset + sections[i].sh_size;
+    if (sections[i].sh_type != SHT_NOBITS && end > size) size = end;
+  }
+  return *module = memcpy(malloc(size), code, size), OK;
+}
 int cuModuleLoadFatBinary(void **module, const void *code) { return cuModuleLoadData(module, code); }
-int cuModuleUnload(void *module) { return (void)module, OK; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { return (void)module, *function = strdup(name), OK; }
+int cuModuleUnload(void *module) { return free(module), OK; }
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+  return symbol(module, name) ? *function = strdup(name), OK : NOT_FOUND;
+}
 int cuModuleGetGlobal_v2(Address *at, size_t *size, void *module, const char *name) {
   static char constants[1 << 20];
-  (void)module, (void)name;
-  if (size) *size = sizeof constants;
+  const Elf64_Sym *global = symbol(module, name);
+  if (!global || global->st_size > sizeof constants) return NOT_FOUND;
+  if (size) *size = global->st_size;
   return *at = (Address)constants, OK;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { return (void)attribute, (void)function, *value = 0, OK; }
@@ -232,6 +263,21 @@ int cuFuncSetAttribute(void *function, int attribute, int value) { return (void)
 int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
   return (void)function, (void)threads, (void)shared, *blocks = 1, OK;
+}
+
+/* How a kernel reads and writes tiles of an array: what CUDA's documents ask of the arguments is asked here too. */
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *array, const Address *sizes, const Address *strides,
+                           const unsigned *tile, const unsigned *steps, int interleave, int swizzle, int promotion, int fill) {
+  static const int BYTES[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}; /* of the types, by their numbers */
+  (void)promotion, (void)fill;
+  if (type < 0 || type >= (int)(sizeof BYTES / sizeof *BYTES) || rank < 1 || rank > 5 || interleave) return INVALID_VALUE;
+  size_t row = (size_t)tile[0] * BYTES[type];
+  if ((Address)map % 64 || (Address)array % 16 || row % 16 || (swizzle && row > 16u << swizzle)) return INVALID_VALUE;
+  for (unsigned i = 0; i < rank; ++i) {
+    if (!sizes[i] || sizes[i] > 1ull << 32 || !tile[i] || tile[i] > 256 || !steps[i] || steps[i] > 8) return INVALID_VALUE;
+    if (i + 1 < rank && (strides[i] % 16 || strides[i] >= 1ull << 40)) return INVALID_VALUE;
+  }
+  return memset(map, 0, 128), OK;
 }
 
 static int launch(const char *kernel) {
@@ -297,7 +343,7 @@ int cuGraphLaunch(void *graph, void *stream) {
   return state();
 }
 
-/* The runtime library, of which XLA asks for versions and the last error. */
+/* The runtime library, of which XLA asks for versions, the last error, and kernels of its own library. */
 
 int cudaGetDevice(int *device) { return cuCtxGetDevice(device); }
 int cudaSetDevice(int device) { return current = (void *)(Address)(0x1000 + device), OK; }
@@ -314,8 +360,39 @@ void **__cudaRegisterFatBinary(void *code) {
 }
 void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
 void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
-void __cudaRegisterFunction(void) {}
+
+/* Kernels of XLA's own library, with which it fills and compares arrays when it times others. */
+static struct Registered {
+  const void *symbol;
+  const char *name;
+  struct Registered *next;
+} *registered;
+void __cudaRegisterFunction(void **code, const void *symbol, char *function, const char *name) {
+  struct Registered *made = malloc(sizeof *made);
+  (void)code, (void)function;
+  *made = (struct Registered){symbol, name, registered};
+  registered = made;
+}
+int cudaGetFuncBySymbol(void **function, const void *symbol) {
+  for (struct Registered *each = registered; each; each = each->next)
+    if (each->symbol == symbol) return *function = (void *)each->name, OK;
+  return NOT_FOUND;
+}
 void __cudaRegisterVar(void) {}
+
+/* The libraries whose kernels XLA times beside its own: they are here, and have no kernel. */
+
+int cudnnCreate(void **library) { return *library = handle(), OK; }
+int cudnnDestroy(void *library) { return (void)library, OK; }
+int cudnnSetStream(void *library, void *stream) { return (void)library, (void)stream, OK; }
+size_t cudnnGetVersion(void) { return 91200; }
+int cudnnGetProperty(int which, int *value) { return *value = which == 0 ? 9 : which == 1 ? 12 : 0, OK; }
+int cublasCreate_v2(void **library) { return *library = handle(), OK; }
+const char *cublasGetStatusString(int status) { return (void)status, "said by stagec's fake driver for tests"; }
+int cublasDestroy_v2(void *library) { return (void)library, OK; }
+int cublasSetStream_v2(void *library, void *stream) { return (void)library, (void)stream, OK; }
+int cublasLtCreate(void **library) { return *library = handle(), OK; }
+int cublasLtDestroy(void *library) { return (void)library, OK; }
 
 /* The management library. */
 

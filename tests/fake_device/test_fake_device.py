@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from stagec.bundle.archive import Archive
+from stagec.hardware import autotuning
 from stagec.loader import selection
 from tests.bundles import edited, edited_descriptions
 from tests.fake_device import fake
@@ -185,10 +186,6 @@ def test_describe_device(device: dict[str, str]) -> None:
         assert (done.returncode, done.stderr.startswith(text), "Traceback" in done.stderr) == (2, True, False)
 
 
-RESULTS = """\
-version: 3
-results {{ device: "{device}, DNN version: 9.12.0" hlo: "dot" result {{ gemm {{ }} }} version: 45 }}
-"""
 AUTOTUNED = """
 [manifest]
 name = "m"
@@ -209,24 +206,19 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 """
 
 
-def autotune(folder: Path, device: Mapping[str, str], **variables: str) -> subprocess.CompletedProcess[str]:
+def run_autotune(folder: Path, device: Mapping[str, str], **variables: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(fake.HERE / "device.toml", folder)
     for name, text in (("m.toml", AUTOTUNED), ("f.mlir", MODULE), ("h.textproto", "")):
         (folder / name).write_text(text)
-    words = ["-m", "tests.fake_device.compiling", "autotune", "m.toml"]
-    return fake.run(*words, environment=device, cwd=folder, **variables)
+    return fake.stagec("autotune", "m.toml", environment=device, cwd=folder, compiler="1", **variables)
 
 
 def test_autotune(device: dict[str, str], tmp_path: Path) -> None:
     """It compiles on the device, and writes what XLA timed there, which here is a file of the test."""
-    from stagec.hardware import autotuning, cuda_devices
-
-    own = cuda_devices.read(tomllib.loads((fake.HERE / "device.toml").read_text()))
-    (tmp_path / "timed").write_text(RESULTS.format(device=autotuning._properties(own)))
-    done = autotune(tmp_path, device, autotuning=str(tmp_path / "timed"))
+    done = run_autotune(tmp_path, device, autotuning=str(fake.timed(tmp_path)))
     assert (done.returncode, done.stdout) == (0, "wrote h.textproto\n"), done.stderr
     (result,) = autotuning.read((tmp_path / "h.textproto").read_text())
     assert (result.hlo, result.chosen) == ("dot", (("gemm", ()),))
-    lost = autotune(tmp_path, device, failure="no-driver")
+    lost = run_autotune(tmp_path, device, failure="no-driver")
     assert lost.returncode == 2
     assert lost.stderr.startswith("CUDA finds no device here: ")

@@ -1,13 +1,14 @@
 """XLA's runtime for NVIDIA devices on a driver that is a fake: it reads, loads and launches what was compiled here.
 
-No kernel runs, so results say nothing. What is real is XLA: its reader of executables, its checks, its allocator and
-its launches.
+No kernel runs, so results say nothing. What is real is XLA: its reader of executables, its checks, its allocator, its
+launches, and how it chooses among kernels that it times.
 
 Modules: `backends/cuda/local_cuda.py`, `pjrt/cuda_calls.py`.
 """
 
 import hashlib
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ pytestmark = [
         bool(_toolkit and (_toolkit / "lib" / "libcudart.so.13").exists()), reason="CUDA itself is here"
     ),
 ]
+ON_DEVICE = fake.ROOT / "tools" / "on_device"
 FUNCTIONS = ("dense", "transformer_step", "triton", "mosaic", "factorized")
 
 CALL = """
@@ -46,8 +48,6 @@ for name in names:
         for load in function._of[""].loads():
             load()
         rows[name] = {"loaded": True}
-        if name == "mosaic":  # its own runtime aborts where a driver has no tensor maps
-            continue
         (description,) = function.descriptions
         (device,) = stagec.devices("cuda")
         arguments = trials.random_arguments(description, 0, function.weights)
@@ -108,6 +108,7 @@ def test_xla_loads_edited_executables_and_launches_their_kernels(
         texts = {stage: text for stage, _, text in cuda.layers(archive[entry["executable"]])}
         kernels = {line.split()[-1] for line in texts["binary"].splitlines()}
         assert kernels <= launched, name
+    assert "kernel_mosaic_gpu_kernel" in launched  # its name is in the code of Mosaic's own, not in the executable's
 
 
 def test_memory_that_xla_takes_is_what_was_told(device: dict[str, str], bundle: Path) -> None:
@@ -136,23 +137,53 @@ except stagec.RunError as error:
     assert "RESOURCE_EXHAUSTED: Out of memory while trying to allocate" in done.stdout
 
 
-def test_all_that_a_device_is_asked(device: dict[str, str], tmp_path: Path) -> None:
-    """`tools/on_device` with XLA's own plugin, and with JAX: its cache has what was built for the device."""
-    folder, out = tmp_path / "folder", tmp_path / "out"
-    names = ["describe", "load", "golden", "memory", "jax_cache", "failures"]
-    tool, what = fake.ROOT / "tools" / "on_device", fake.HERE / "device.toml"
+@pytest.fixture(scope="module")
+def prepared(device: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `tools/on_device`, small."""
+    folder, what = tmp_path_factory.mktemp("prepared") / "folder", fake.HERE / "device.toml"
     words = ["--device", what, "--size", "256", "--golden", "mlp"]
-    done = fake.run(tool, "prepare", folder, *words, environment=device)
+    done = fake.run(ON_DEVICE, "prepare", folder, *words, environment=device)
     assert done.stdout.startswith(f"{folder}: 0."), done.stderr
-    done = fake.run(tool, "run", folder, "--output", out, "--steps", *names, environment=device)
+    return folder
+
+
+def test_all_that_a_device_is_asked(device: dict[str, str], prepared: Path, tmp_path: Path) -> None:
+    """`tools/on_device` with XLA's own plugin, and with JAX. Only numbers and times are other than on a device."""
+    done = fake.run(ON_DEVICE, "run", prepared, "--output", tmp_path, environment=device)
+    rows = json.loads((tmp_path / "on_device.json").read_text())["rows"]
+    assert list(dict.fromkeys(row["step"] for row in rows)) == list(steps.STEPS)
+    # No kernel ran, so results are what was in memory; and no time is that of a device.
+    numbers = {("golden", "mlp"), ("pallas", "triton"), ("pallas", "mosaic"), ("jax", "update")}
+    numbers |= {("jax", name) for name in steps.TIMED}
+    times = {("roofline", name) for name in steps.TIMED}
+    others = [row for row in rows if row["verdict"] in (steps.FAILED, steps.WRONG)]
+    others = [row for row in others if row["expected"] != "no slower with results"]
+    assert {row["verdict"] for row in others} == {steps.WRONG}, done.stdout
+    assert {(row["step"], row["what"]) for row in others} <= numbers | times, done.stdout
+    assert {row["step"] for row in others} == {"golden", "roofline", "jax", "pallas"}
+    measured = {(row["step"], row["what"], row["expected"]): row["measured"] for row in rows}
+    assert {measured["jax_cache", name, "JAX finds the entry"] for name in ("product", "layer")} == {"1 found"}
+    # XLA timed its own kernels, and finds each by its text where it compiles without the device.
+    assert "triton" in measured["autotune", "stagec autotune", "results for product and layer"]
+    finds = "XLA finds all results, by the text of kernels"
+    assert {measured["autotune", name, finds] for name in ("product", "layer")} == {"it does"}
+
+
+def test_a_kernel_without_a_result_is_told(device: dict[str, str], prepared: Path, tmp_path: Path) -> None:
+    """The kernels of one function were timed in the place of another's."""
+    folder, out = tmp_path / "folder", tmp_path / "out"
+    shutil.copytree(prepared, folder)
+    given = json.loads((folder / "inputs.json").read_text())
+    given["exports"]["on_device.layer"] = given["exports"]["on_device.stream"]
+    (folder / "inputs.json").write_text(json.dumps(given))
+    fake.run(ON_DEVICE, "run", folder, "--output", out, "--steps", "autotune", environment=device)
     rows = json.loads((out / "on_device.json").read_text())["rows"]
-    wrong = [row for row in rows if row["verdict"] != steps.OK]
-    # No kernel ran.
-    assert [(row["step"], row["what"], row["verdict"]) for row in wrong] == [("golden", "mlp", steps.WRONG)], (
-        done.stdout
-    )
-    hits = [row["measured"] for row in rows if row["step"] == "jax_cache"]
-    assert hits == ["1 found", "1 found"]
+    assert [(row["what"], row["verdict"]) for row in rows if row["expected"] != "no slower with results"] == [
+        ("stagec autotune", steps.OK),
+        ("product", steps.OK),
+        ("layer", steps.FAILED),
+    ]
+    assert ".autotuning: it has no result for %" in rows[-1]["measured"]
 
 
 def test_damaged_executables_reach_no_reader(device: dict[str, str], bundle: Path, tmp_path: Path) -> None:

@@ -78,3 +78,41 @@ def test_a_step_that_ends_its_process_says_why(folder: Path, device: dict[str, s
     status, (row,) = run(folder, tmp_path, device, ["memory"], failure="no-driver")
     assert (status, row["what"], row["verdict"]) == (1, "the whole step", steps.FAILED)
     assert "finds no NVIDIA device it can use" in row["measured"]
+
+
+def test_code_is_compiled_with_results_of_autotuning(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
+    """What XLA timed is a file of the test. In test_fake_driver.py XLA times kernels itself."""
+    _, rows = run(folder, tmp_path, device, ["autotune"], compiler="1", autotuning=str(fake.timed(tmp_path)))
+    finds, faster = "XLA finds all results, by the text of kernels", "no slower with results"
+    assert [(row["what"], row["expected"]) for row in rows] == [
+        ("stagec autotune", "results for product and layer"),
+        *((name, expected) for name in ("product", "layer") for expected in (finds, faster)),
+    ]
+    assert rows[0]["measured"] == "1: gemm"
+    # Chance decides here which of two times is the shorter.
+    assert {row["verdict"] for row in rows if row["expected"] != faster} == {steps.OK}
+    written = (tmp_path / "device.autotune.textproto").read_text()
+    for name in ("product", "layer"):
+        spec = json.loads((tmp_path / f"tuned.{name}.spec").read_text())
+        assert spec["target"]["autotuning_results"] == written
+
+
+def test_results_that_are_wrong_or_missing(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("version: 3 results { result { gemm {} } }")
+    status, (row,) = run(folder, tmp_path, device, ["autotune"], compiler="1", autotuning=str(wrong))
+    assert (status, row["what"], row["verdict"]) == (1, "stagec autotune", steps.FAILED)
+    assert "results[0]: device does not say properties and a version of cuDNN" in row["measured"]
+    status, (row,) = run(folder, tmp_path, device, ["autotune"], compiler="1")
+    assert (status, row["measured"], row["verdict"]) == (1, "XLA timed nothing", steps.WRONG)
+
+
+def test_times_are_measured_and_say_nothing(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
+    """A CPU is slower than the device's roofline, and the rows say by how much."""
+    status, rows = run(folder, tmp_path, device, ["roofline", "start"])
+    assert [(row["what"], row["verdict"]) for row in rows] == [
+        *((name, steps.WRONG) for name in steps.TIMED),
+        ("layer", steps.OK),
+    ]
+    assert status == 1
+    assert all(row["measured"].endswith("x") and row["raw"]["ratio"] > 2 for row in rows[:-1])

@@ -73,8 +73,10 @@ def _last(text: str) -> str:
 
 
 def _said(stderr: str) -> str:
-    """Return the end of what a command said: its message, and what to write instead."""
-    return "; ".join(line.strip() for line in stderr.strip().splitlines()[-2:])
+    """Return the end of what a command said: its message, and what to write instead, in lines that are indented."""
+    lines = stderr.strip().splitlines()
+    message = max((at for at, line in enumerate(lines) if not line.startswith(" ")), default=0)
+    return "; ".join(line.strip() for line in lines[message:])
 
 
 def describe(folder: Path, out: Path) -> Iterator[Row]:
@@ -334,9 +336,11 @@ def autotune(folder: Path, out: Path) -> Iterator[Row]:
         yield Row("stagec autotune", "a file of results", _said(done.stderr), FAILED)
         return
     results = autotuning.read(file.read_text())
-    kinds = sorted({kind for result in results for kind, _ in result.chosen})
-    told = f"{len(results)} results: {', '.join(kinds)}"
+    kinds = ", ".join(sorted({kind for result in results for kind, _ in result.chosen}))
+    told = f"{len(results)}: {kinds}" if results else "XLA timed nothing"
     yield Row("stagec autotune", "results for product and layer", told, _verdict(bool(results)))
+    if not results:
+        return
     bundle = _bundle(folder)
     for name in ("product", "layer"):
         tuned = _tuned(folder, out, name, file.read_text())
