@@ -265,7 +265,7 @@ def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl
 def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
     """Return the values of buffers on one device, of dtypes and in a layout that the buffer protocol has."""
     _jax.batched_block_until_ready(buffers)
-    return [np.asarray(memoryview(buffer)) for buffer in buffers]
+    return list(map(np.asarray, buffers))
 
 
 def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[Any]:
