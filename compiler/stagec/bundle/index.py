@@ -7,7 +7,6 @@ index: what would take more, symbolic dimensions, has limits. Standard library o
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from stagec.core.builds import naming
 from stagec.core.builds.version import VERSION
 from stagec.core.data.strict_json import shown
 from stagec.core.sizes.avals import dimension_variables, num_bytes, parse_aval
-from stagec.core.sizes.size import parse
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 
@@ -50,6 +48,17 @@ _FILE = json_shapes.matching(
 MEMBER = json_shapes.record({"sha256": json_shapes.sha256, "bytes": json_shapes.count})
 MEMBERS = json_shapes.table(MEMBER)
 """Shape of the key "members" of the index of every kind of archive."""
+
+
+class CheckedMembers(dict[str, Any]):
+    """A table of members that has its shape: the reader has written it itself (`bundle/archive.py`)."""
+
+
+def _members(value: Any) -> None:
+    """Shape of the key "members" of a bundle."""
+    if type(value) is not CheckedMembers:
+        MEMBERS(value)
+
 
 _EXECUTABLE = json_shapes.record(
     {
@@ -123,7 +132,7 @@ _BUNDLE = json_shapes.record(
             json_shapes.record({"function": _NAME, "variant": _VARIANT}, rest=json_shapes.anything), _NAME
         ),
         "weights": json_shapes.table(_weight),
-        "members": MEMBERS,
+        "members": _members,
     },
     optional={
         "weights_files": json_shapes.table(MEMBER, _FILE),
@@ -244,7 +253,11 @@ def _check_executables(where: str, function: Mapping[str, Any], index: Mapping[s
     names = {*dimension_variables(dims)}
     if sum(map(len, dims)) * len(function["executables"]) > MOST_SIZES:
         raise ValueError(f"{where}: more than are checked of a function with so many dimensions")
-    expressions = {dim: parse(dim).compute for dim in dims - names}
+    expressions = {}
+    if dims - names:
+        from stagec.core.sizes.size import parse  # most functions have none
+
+        expressions = {dim: parse(dim).compute for dim in dims - names}
     for i, executable in enumerate(function["executables"]):
         at = f"{where}[{i}]"
         _check_named(f"{at}.target", executable["target"], index["targets"], "target")
@@ -318,6 +331,8 @@ def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, 
         return
     if not _is_call(Tree.from_json(function["in_tree"])):
         raise ValueError(f"{where}: in_tree is not of (args, kwargs)")
+    from bisect import bisect_left  # few functions have weights
+
     first = 0
     for top in Tree.from_json(function["in_tree"]).children:
         for argument in top.children:

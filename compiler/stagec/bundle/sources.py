@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -97,6 +96,8 @@ class File:
         if not size:
             return memoryview(b"")
         try:
+            import mmap  # for weights alone
+
             return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
         except OSError as error:  # no memory, or as many mappings as a process may have
             raise self._refusal(error) from error

@@ -17,7 +17,6 @@ from stagec.core.sizes.avals import Aval, num_bytes, parse_aval, physical
 from stagec.core.telling.refusal import CallError, LoadError, RunError
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.loader import selection
-from stagec.loader.flat import Flat
 from stagec.loader.loaded import Loaded, Once
 from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
 from stagec.pjrt import clients, failures, host
@@ -30,6 +29,7 @@ from stagec.pjrt.weights import Bound, Weight
 if TYPE_CHECKING:
     from stagec.bundle.archive import Archive
     from stagec.core.telling.calls import Call
+    from stagec.loader.flat import Flat
     from stagec.loader.jax_calls import JaxCalls
     from stagec.loader.padding import Fit, Padding
     from stagec.pjrt.executable import Executable
@@ -178,6 +178,8 @@ class Variant:
         signature, fit = self.resolved(leaves)
         if fit and (fit.shapes != shapes or any(leaf is OMITTED for leaf in leaves)):
             raise CallError("shape", f"{self.name}: a flat call is not padded: give all arrays, of a bucket's sizes")
+        from stagec.loader.flat import Flat  # many processes make none
+
         return Flat(signature, shapes, donate, self._loaded, self.failed)
 
     def input_shardings(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxlib import _jax, xla_client
@@ -51,8 +50,7 @@ def abstract_array(
     return AbstractArray(shape, dtype, sharding, layout)
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """The part of an array that one device holds; fields are those of JAX's shards.
 
     device: where it is. index: which part of the array, a slice for each dimension. data: its values, read-only; of an

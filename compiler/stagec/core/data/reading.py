@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 import weakref
@@ -73,11 +72,15 @@ class RegularFile:
         """Return the whole file, mapped. Raises OSError."""
         if not self.size:
             return memoryview(b"")
+        import mmap  # for weights alone
+
         return memoryview(mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, mmap.PROT_READ))
 
 
 def memory(size: int) -> memoryview:
     """Return so many bytes of memory, all zero, that start at a page. Raises OSError where there are not as many."""
+    import mmap
+
     try:
         return memoryview(mmap.mmap(-1, size)) if size else memoryview(bytearray())
     except (OSError, OverflowError, ValueError):
