@@ -101,7 +101,8 @@ def _layout(entries: Iterable[_Entry]) -> tuple[list[_Entry], bytes]:
     Raises ValueError when the file would be larger than LARGEST_FILE.
     """
     placed: list[_Entry] = []
-    directory, offset, pack = [], 0, _CENTRAL.pack
+    directory: list[bytes] = []
+    offset, pack = 0, _CENTRAL.pack
     around = _LOCAL.size + _ALIGNMENT.size
     for name, crc, size, _, _ in entries:
         length = len(name)

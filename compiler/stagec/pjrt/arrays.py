@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxlib import _jax, xla_client
@@ -50,7 +50,7 @@ def abstract_array(
     return AbstractArray(shape, dtype, sharding, layout)
 
 
-class Shard(NamedTuple):
+class Shard:
     """The part of an array that one device holds; fields are those of JAX's shards.
 
     device: where it is. index: which part of the array, a slice for each dimension. data: its values, read-only; of an
@@ -58,10 +58,16 @@ class Shard(NamedTuple):
     replica_id: 0 for the first device that holds the same data, 1 for the second, and so on.
     """
 
-    device: _jax.Device
-    index: Index
-    replica_id: int
-    data: NDArray[Any]
+    __slots__ = ("data", "device", "index", "replica_id")
+
+    def __init__(self, device: _jax.Device, index: Index, replica_id: int, data: NDArray[Any]) -> None:
+        self.device = device
+        self.index = index
+        self.replica_id = replica_id
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"Shard(device={self.device!r}, index={self.index!r}, replica_id={self.replica_id}, data={self.data!r})"
 
 
 DLPACK_CPU = 1, 0
