@@ -76,9 +76,6 @@ class Size:
     def __hash__(self) -> int:
         return hash(self.terms)
 
-    def __repr__(self) -> str:
-        return f"Size({self.terms!r})"
-
     @staticmethod
     def of(value: "int | Factor") -> "Size":
         """Return a number, a name or a call as a size."""
