@@ -221,7 +221,7 @@ def _spelled(data: bytes, entries: Sequence[_Entry]) -> Any:
         return None
     value = strict_json.spelled(data[:start] + _END_OF_INDEX.encode(), LARGEST_INDEX, encode_index)
     if not isinstance(value, dict) or list(value)[-1:] != ["members"] or value["members"] != {}:
-        return None  # what was taken for the table is inside of something else
+        return None  # what was taken for the table is a part of something else
     members = {name: {"sha256": sha256, "bytes": size} for name, sha256, size in written}
     return {**value, "members": index.CheckedMembers(members)}
 
