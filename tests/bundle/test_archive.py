@@ -7,18 +7,21 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stagec.bundle import archive
-from stagec.bundle.archive import Archive, encode, encode_index, members_table
+from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle.index import CheckedMembers
 from stagec.core.telling.refusal import LoadError
 
 DATA = {"a.xla": b"x" * 5000, "b.json": b"{}", "folder/c": b""}
@@ -234,6 +237,50 @@ def test_an_index_that_is_refused(index: bytes, code: str, what: str) -> None:
     found = refusal(encode({"index.json": index}))
     assert found[0] == code
     assert found[1].startswith(what)
+
+
+def of_a_member(text: str, change: Callable[[str], str]) -> str:
+    """Return an index with another entry of its last member."""
+    start = text.rindex(",", 0, text.rindex(',"bytes"')) + 1
+    return text[:start] + change(text[start:-3]) + text[-3:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: of_a_member(text, str.upper),
+        lambda text: of_a_member(text, lambda entry: re.sub('"[0-9a-f]{64}"', lambda found: found[0].upper(), entry)),
+        lambda text: of_a_member(text, lambda entry: re.sub('[0-9a-f]"', '"', entry)),
+        lambda text: of_a_member(text, lambda entry: re.sub('[0-9a-f]{2}"', '  "', entry)),
+        lambda text: of_a_member(text, lambda entry: entry.replace('"bytes":', '"bytes": ')),
+        lambda text: of_a_member(text, lambda entry: entry.replace("}", ',"more":1}')),
+        lambda text: of_a_member(text, lambda entry: re.sub(r"\d+}", lambda found: f"1{found[0]}", entry)),
+        lambda text: of_a_member(text, lambda entry: f"{entry},{entry}"),
+        lambda text: of_a_member(text, lambda entry: ""),
+        lambda text: text.replace('"members":{', '"members":{},"members":{'),
+        lambda text: text.replace('"members":{', '"members":{},"base":{"members":{').replace("\n", "}\n"),
+        lambda text: text.replace('"members":{', '"members" :{'),
+        lambda text: text.removesuffix("\n"),
+        lambda text: f"{text}\n",
+    ],
+)
+def test_a_table_of_members_is_refused_however_much_is_read(zoo: Path, change: Callable[[str], str]) -> None:
+    archive = Archive(zoo)
+    members = {name: archive[name] for name in archive.index["members"]}
+    text = archive[INDEX].decode()
+    assert Archive("x", encode({INDEX: text.encode(), **members}), whole=False).index == archive.index
+    changed = encode({INDEX: change(text).encode(), **members})
+    found = []
+    for whole in (True, False):
+        with pytest.raises(LoadError) as refused:
+            Archive("x", changed, whole=whole)
+        found.append((refused.value.code, str(refused.value)))
+    assert found[0] == found[1]
+
+
+def test_a_table_of_members_is_read_once(zoo: Path) -> None:
+    assert type(Archive(zoo, whole=False).index["members"]) is CheckedMembers
+    assert type(Archive(zoo).index["members"]) is dict
 
 
 def test_an_index_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

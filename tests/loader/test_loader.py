@@ -512,11 +512,21 @@ def test_loading_and_calling_imports_numpy_and_jaxlib_only(zoo: Path) -> None:
     modules = imported_by(call)
     assert {"numpy", "jaxlib"} <= modules
     assert not modules & {"jax", "pydantic", "flatbuffers", "scipy"}
+    # Of Python's own what takes a millisecond, or what weights and errors alone need.
+    assert not modules & {"bisect", "copy", "dataclasses", "mmap", "tomllib", "zipfile"}
 
 
 def test_a_first_call_imports_what_it_needs(zoo: Path) -> None:
     call = f"import numpy; stagec.load({str(zoo)!r})['loop'](numpy.ones(8, numpy.float32))"
-    for name in ("bundle.attestation", "loader.golden", "loader.trials", "stages.locations"):
+    later = (
+        "bundle.attestation",
+        "loader.flat",
+        "loader.golden",
+        "loader.trials",
+        "pjrt.static_data",
+        "stages.locations",
+    )
+    for name in later:
         assert importlib.util.find_spec(f"stagec.{name}"), name
         call += f"; assert 'stagec.{name}' not in sys.modules, {name!r}"
     assert "numpy" in imported_by(call)

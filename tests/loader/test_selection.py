@@ -44,11 +44,11 @@ EXECUTABLE = Offer(
     nr_devices=1,
     versions={"jaxlib": "0.10.1"},
     bucket={"batch": 4},
-    in_avals=(parse_aval("f32[4]"),),
+    static_avals=(parse_aval("f32[4]"),),
+    shapes=((4,),),
 )
 EXPORTED = Offer("exported", "f.exported", ("tpu", "cpu"), nr_devices=1, readable_until="2027-05-01")
-TPU = replace(
-    EXECUTABLE,
+TPU = EXECUTABLE._replace(
     member="f.v5e.xla",
     platforms=("tpu",),
     target="v5e",
@@ -69,7 +69,7 @@ def test_the_first_that_fits_is_chosen() -> None:
 
 
 def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
-    demanding = replace(EXECUTABLE, member="f.avx512.xla", target="avx512", requires=("avx2", "avx512f"))
+    demanding = EXECUTABLE._replace(member="f.avx512.xla", target="avx512", requires=("avx2", "avx512f"))
     assert verdicts(demanding, EXECUTABLE) == [
         ("cpu-feature", "this machine's CPU has no avx512f"),
         ("chosen", "runs as it is"),
@@ -101,53 +101,53 @@ def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
         (EXPORTED, HERE, {"platform": "tpu"}, "platform", "this machine has no TPU"),
         (EXECUTABLE, HERE, {"platform": "tpu"}, "platform", "it is for cpu, not for tpu"),
         (
-            replace(TPU, device_kind="TPU v4"),
+            TPU._replace(device_kind="TPU v4"),
             WITH_TPUS,
             {},
             "device-kind",
             "it is for TPU v4, here is TPU v5 lite",
         ),
-        (replace(TPU, nr_devices=8), WITH_TPUS, {}, "device-count", "it runs on 8 devices, 4 are here"),
+        (TPU._replace(nr_devices=8), WITH_TPUS, {}, "device-count", "it runs on 8 devices, 4 are here"),
         (
-            replace(EXECUTABLE, nr_devices=2),
+            EXECUTABLE._replace(nr_devices=2),
             HERE,
             {"num_devices": 1},
             "device-count",
             "it runs on 2 devices, 1 were named",
         ),
         (
-            replace(EXECUTABLE, requires=("avx2", "avx512f", "avx512bw")),
+            EXECUTABLE._replace(requires=("avx2", "avx512f", "avx512bw")),
             HERE,
             {},
             "cpu-feature",
             "this machine's CPU has no avx512bw, avx512f",
         ),
         (
-            replace(EXECUTABLE, versions={"jaxlib": "0.9.2"}),
+            EXECUTABLE._replace(versions={"jaxlib": "0.9.2"}),
             HERE,
             {},
             "jaxlib-version",
             "it was compiled with jaxlib 0.9.2, here is 0.10.1",
         ),
         (
-            replace(TPU, versions={"jaxlib": "0.10.1", "libtpu": "0.0.40"}),
+            TPU._replace(versions={"jaxlib": "0.10.1", "libtpu": "0.0.40"}),
             WITH_TPUS,
             {},
             "plugin-version",
             "it was compiled with libtpu 0.0.40, here is 0.0.41",
         ),
         (
-            replace(EXECUTABLE, unknown_calls=("their_kernel",)),
+            EXECUTABLE._replace(unknown_calls=("their_kernel",)),
             HERE,
             {},
             "custom-call",
             "it calls their_kernel, which jaxlib does not have",
         ),
         (EXECUTABLE, HERE, {"shapes": ((3,),)}, "shape", "it is for batch = 4"),
-        (replace(EXECUTABLE, bucket={}), HERE, {"shapes": ((3,),)}, "shape", "it is for f32[4]"),
+        (EXECUTABLE._replace(bucket={}), HERE, {"shapes": ((3,),)}, "shape", "it is for f32[4]"),
         (EXPORTED, HERE, {"policy": "executable_only"}, "policy", "compiling is not allowed (executable_only)"),
         (
-            replace(EXPORTED, readable_until=BEFORE),
+            EXPORTED._replace(readable_until=BEFORE),
             HERE,
             {},
             "expired",
@@ -155,7 +155,7 @@ def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
             "install an older jaxlib, or build the bundle again with a newer jax in your lock",
         ),
         (
-            replace(EXPORTED, readable_until=BEFORE, versions={"jaxlib": "0.9.2"}),
+            EXPORTED._replace(readable_until=BEFORE, versions={"jaxlib": "0.9.2"}),
             HERE,
             {},
             "expired",
@@ -170,15 +170,15 @@ def test_each_verdict(offer: Offer, here: Host, asked: dict[str, Any], code: str
 
 
 def test_what_made_an_artifact_reads_it_for_ever() -> None:
-    old = replace(EXPORTED, readable_until=BEFORE, versions={"jaxlib": HERE.jaxlib})
+    old = EXPORTED._replace(readable_until=BEFORE, versions={"jaxlib": HERE.jaxlib})
     assert verdicts(old)[0][0] == "chosen"
-    assert verdicts(replace(EXPORTED, readable_until=RELEASED))[0][0] == "chosen"
+    assert verdicts(EXPORTED._replace(readable_until=RELEASED))[0][0] == "chosen"
 
 
 def test_each_release_reads_what_those_of_the_six_months_before_it_made() -> None:
     """Of the releases that stagec knows; the day on which they read changes nothing."""
     for made, day in expiry.RELEASED.items():
-        old = replace(EXPORTED, readable_until=expiry.readable_until(made), versions={"jaxlib": made})
+        old = EXPORTED._replace(readable_until=expiry.readable_until(made), versions={"jaxlib": made})
         for reads, its_day in expiry.RELEASED.items():
             within = (
                 its_day <= day or (datetime.date.fromisoformat(its_day) - datetime.date.fromisoformat(day)).days < 181
@@ -187,7 +187,7 @@ def test_each_release_reads_what_those_of_the_six_months_before_it_made() -> Non
 
 
 def test_a_release_of_an_unknown_day_is_tried() -> None:
-    old = replace(EXPORTED, readable_until=RELEASED, versions={"jaxlib": "0.9.2"})
+    old = EXPORTED._replace(readable_until=RELEASED, versions={"jaxlib": "0.9.2"})
     assert verdicts(old, here=HERE._replace(jaxlib="0.12.7")) == [
         (
             "chosen",
@@ -195,7 +195,7 @@ def test_a_release_of_an_unknown_day_is_tried() -> None:
             "not know of which day jaxlib 0.12.7 is",
         )
     ]
-    assert verdicts(replace(EXPORTED, readable_until="unknown"), here=HERE._replace(jaxlib="0.12.7")) == [
+    assert verdicts(EXPORTED._replace(readable_until="unknown"), here=HERE._replace(jaxlib="0.12.7")) == [
         ("chosen", "is compiled at the first call")
     ]
 

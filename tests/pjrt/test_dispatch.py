@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,33 @@ def test_settings_of_jax_change_no_results(bundle: stagec.Bundle, setting: Any) 
             called(FINE, Y)
         total, _ = called(FINE, Y)
         assert np.asarray(total).tobytes() == (FINE.astype(np.float32) + Y).tobytes()
+
+
+def test_numpy_arrays_beside_jaxs_are_looked_at(bundle: stagec.Bundle) -> None:
+    """`pjit` takes bytes in another order for what they are not, and ends the process where a conversion warns."""
+    function, x = bundle["single"], jax.device_put(X)
+    for _ in range(3):
+        assert function(x, Y)[0].tolist() == (X + Y).tolist()
+        assert function(x, jax.device_put(Y))[0].tolist() == (X + Y).tolist()
+        with pytest.raises(stagec.CallError, match="y has dtype >f4; expected float32"):
+            function(x, Y.astype(">f4"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert function(x, np.full(4, 1e300))[0].tolist() == [np.inf] * 4
+
+
+def test_arguments_without_containers_are_the_leaves(bundle: stagec.Bundle) -> None:
+    function = bundle["single"]
+    for make in (np.asarray, stagec.device_put):
+        x, y = make(X), make(Y)
+        for _ in range(3):
+            assert np.asarray(function(x, y)[0]).tolist() == (X + Y).tolist()
+        for wrong in ((x,), (x, y, y), ([x], y), (x, {"y": y}), (x, None)):
+            with pytest.raises(stagec.CallError) as refusal:
+                function(*wrong)
+            assert refusal.value.code == "structure"
+        with pytest.raises(stagec.CallError, match="z"):
+            function(x, y, z=y)
 
 
 def test_a_call_while_jax_traces_is_a_call(bundle: stagec.Bundle) -> None:

@@ -64,6 +64,8 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+
 # The records of a zip (APPNOTE.TXT of PKWARE, 4.3.7, 4.3.12, 4.3.16), with the constants that ours have.
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_MEMBER = struct.Struct("<4s4xHH4xI4xIHH14x")
+"""Of a record of the directory: signature, flags, method, CRC-32, size, lengths of the name and of the extra field."""
 _END = struct.Struct("<4sHHHHIIH")
 _VERSION, _VERSION_ZIP64, _UNIX = 20, 45, 3 << 8
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
@@ -76,6 +78,10 @@ _ELSEWHERE = 2**32 - 1
 _ZIP64_ID = 1
 _ZIP64_END = struct.Struct("<4sQHHIIQQQQ")
 _ZIP64_LOCATOR = struct.Struct("<4sIQI")
+_MEMBERS, _END_OF_INDEX = b'"members":{', "}}\n"
+"""What is before the table of members in an index, and what is behind it."""
+_DIGEST, _PARTS = 5, 8
+"""Which of the parts of a listed member between quotation marks its digest is, and how many there are."""
 _ANOTHER_FILE = "the file is not as this version of stagec writes it"
 _LARGEST_RECORD = _CENTRAL.size + LONGEST_NAME + 4 + 3 * 8
 
@@ -95,21 +101,25 @@ def _layout(entries: Iterable[_Entry]) -> tuple[list[_Entry], bytes]:
 
     Raises ValueError when the file would be larger than LARGEST_FILE.
     """
-    placed, directory, offset = [], [], 0
+    placed: list[_Entry] = []
+    directory: list[bytes] = []
+    offset, pack = 0, _CENTRAL.pack
+    around = _LOCAL.size + _ALIGNMENT.size
     for name, crc, size, _, _ in entries:
         length = len(name)
-        start = offset + _LOCAL.size + length + _ALIGNMENT.size
-        if size < _ELSEWHERE and offset < _ELSEWHERE:  # as nearly all are
-            sizes, at, version, extra = [size, size], offset, _VERSION, b""
-        else:
-            narrow, large_sizes = _narrow(size, size)
+        start = offset + around + length
+        written, at, version, extra = size, offset, _VERSION, b""
+        if size >= _ELSEWHERE or offset >= _ELSEWHERE:  # of few
+            (written, _), large_sizes = _narrow(size, size)
             (at,), large_offset = _narrow(offset)
-            sizes, version, extra = [*narrow], _VERSION_ZIP64, _zip64(large_sizes + large_offset)
+            version, extra = _VERSION_ZIP64, _zip64(large_sizes + large_offset)
             start += len(_zip64(large_sizes))
         start += -start % PAGE
-        stamp = _MIDNIGHT, _NEW_YEAR_1980, crc, *sizes, length
-        fixed = _UNIX | version, version, 0, 0, *stamp, len(extra), 0, 0, 0, _REGULAR_FILE, at
-        directory.append(_CENTRAL.pack(b"PK\1\2", *fixed) + name.encode("ascii") + extra)
+        stamp = _MIDNIGHT, _NEW_YEAR_1980, crc, written, written, length
+        record = pack(
+            b"PK\1\2", _UNIX | version, version, 0, 0, *stamp, len(extra), 0, 0, 0, _REGULAR_FILE, at
+        )  # fmt: skip
+        directory += record, name.encode("ascii"), extra
         placed.append(_Entry(name, crc, size, offset, start))
         offset = start + size
     records = b"".join(directory)
@@ -192,16 +202,52 @@ def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
     """Return the bytes of an index; it has one encoding."""
-    return (json.dumps(index, separators=(",", ":")) + "\n").encode()
+    return (json.dumps(index, separators=(",", ":"), check_circular=False) + "\n").encode()
 
 
-def read_index(data: bytes, check: Callable[[Any], None], path: str, whole: bool = True) -> dict[str, Any]:
+def _spelled(data: bytes, entries: Sequence[_Entry]) -> Any:
+    """Return the value of an index that is spelled as `encode_index` spells it; None for any other.
+
+    entries: the members of the file. They say what the table of members must be, but for its digests, and it is half of
+    a large index: to write it takes less time than to read it, check it, and write it again.
+    """
+    start = data.rfind(_MEMBERS) + len(_MEMBERS)
+    if len(data) > LARGEST_INDEX or not data[start:].isascii():
+        return None
+    table = data[start:].decode("ascii")
+    digests = table.split('"')[_DIGEST::_PARTS]  # wherever they are: the whole table is compared below
+    written = [(entry.name, sha256, entry.size) for entry, sha256 in zip(entries, digests, strict=False)]
+    listed = [f'"{name}":{{"sha256":"{sha256}","bytes":{size}}}' for name, sha256, size in written]
+    if len(listed) != len(entries) or table != ",".join(listed) + _END_OF_INDEX or not _are_digests(digests):
+        return None
+    value = strict_json.spelled(data[:start] + _END_OF_INDEX.encode(), LARGEST_INDEX, encode_index)
+    if not isinstance(value, dict) or list(value)[-1:] != ["members"] or value["members"] != {}:
+        return None  # what was taken for the table is a part of something else
+    members = {name: {"sha256": sha256, "bytes": size} for name, sha256, size in written}
+    return {**value, "members": index.CheckedMembers(members)}
+
+
+def _are_digests(texts: Sequence[str]) -> bool:
+    """Whether each text is a SHA-256 in lower-case hex."""
+    if {*map(len, texts)} - {64}:
+        return False
+    joined = "".join(texts)
+    try:
+        return bytes.fromhex(joined).hex() == joined
+    except ValueError:
+        return False
+
+
+def read_index(
+    data: bytes, check: Callable[[Any], None], path: str, entries: Sequence[_Entry] | None = None
+) -> dict[str, Any]:
     """Read an index. check: raises ValueError for one of another kind. path: of the file that has it, for messages.
 
-    whole: False where how deep it is nested is checked later, by parts. Raises LoadError ("format").
+    entries: the other members of the file, where how deep the index is nested is checked later, by parts. Raises
+    LoadError ("format").
     """
     try:
-        spelled = None if whole else strict_json.spelled(data, LARGEST_INDEX, encode_index)
+        spelled = None if entries is None else _spelled(data, entries)
         index = strict_json.parse(data, LARGEST_INDEX) if spelled is None else spelled
         if isinstance(index, dict) and index.get("format") not in _FORMATS:
             read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
@@ -390,27 +436,26 @@ class Archive:
             raise self._not_a_bundle(_ANOTHER_FILE)
 
     def _read_directory(self, directory: bytes, count: int) -> Iterator[_Entry]:
-        at, names = 0, set()
+        at, unpack, is_name = 0, _MEMBER.unpack_from, _NAME.fullmatch
+        names: set[str] = set()
         for _ in range(count):
-            record = _CENTRAL.unpack(directory[at : at + _CENTRAL.size].ljust(_CENTRAL.size, b"\0"))
-            if record[0] != b"PK\1\2":
+            if at + _MEMBER.size > len(directory):
                 raise self._not_a_bundle("the zip's directory is damaged")
-            flags, method, crc = record[3], record[4], record[7]
-            size, length, extra = record[9], record[10], record[11]
-            name = directory[at + _CENTRAL.size : at + _CENTRAL.size + length].decode("latin-1")
-            try:
-                _check_name(name)
-            except ValueError as error:
-                raise self._not_a_bundle(str(error)) from None
+            signature, flags, method, crc, size, length, extra = unpack(directory, at)
+            if signature != b"PK\1\2":
+                raise self._not_a_bundle("the zip's directory is damaged")
+            at += _MEMBER.size
+            name = directory[at : at + length].decode("latin-1")
+            if length > LONGEST_NAME or not is_name(name):
+                raise self._not_a_bundle(_no_name(name))
             if name in names:
                 raise self._not_a_bundle(f"{name} is there twice")
             if flags & 1 or method:
                 raise self._not_a_bundle(f"{name} is {'encrypted' if flags & 1 else 'compressed'}")
             names.add(name)
             if size == _ELSEWHERE:  # the first number of the extra field; what else is in it is compared later
-                extra_size = directory[at + _CENTRAL.size + length + 4 :][:8]
-                size = int.from_bytes(extra_size, "little")
-            at += _CENTRAL.size + length + extra
+                size = int.from_bytes(directory[at + length + 4 :][:8], "little")
+            at += length + extra
             yield _Entry(name, crc, size)
 
     def _read_index(
@@ -427,7 +472,8 @@ class Archive:
         if vouch is not None:
             before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))
-        index = read_index(data, check, self.path, whole)
+        others = None if whole else [entry for entry in self._entries.values() if entry.name != INDEX]
+        index = read_index(data, check, self.path, others)
         self._check_members(index["members"])
         return index
 
@@ -472,7 +518,11 @@ def _writer(index: dict[str, Any]) -> str:
 
 def _check_name(name: str) -> None:
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:LONGEST_NAME]!r} is not a name for a member")
+        raise ValueError(_no_name(name))
+
+
+def _no_name(name: str) -> str:
+    return f"{name[:LONGEST_NAME]!r} is not a name for a member"
 
 
 def _check_folders(names: Iterable[str]) -> None:

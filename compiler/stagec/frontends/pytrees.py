@@ -106,7 +106,7 @@ def ours(exported: jax.export.Exported) -> Exported:
 def _weak(avals: Sequence[Aval], theirs: Sequence[Any]) -> tuple[Aval, ...]:
     """Return avals with JAX's weak types, which no file has."""
     pairs = zip(avals, theirs, strict=True)
-    return tuple(dataclasses.replace(aval, weak_type=getattr(theirs, "weak_type", False)) for aval, theirs in pairs)
+    return tuple(Aval(aval.dtype, aval.shape, getattr(theirs, "weak_type", False)) for aval, theirs in pairs)
 
 
 def describe(node: Any) -> tuple[str, bytes]:

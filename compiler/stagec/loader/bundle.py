@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -147,6 +145,8 @@ class Bundle(Mapping[str, Function]):
         >>> with stagec.load("model.aot") as bundle, bundle.with_weights("v2.safetensors") as second:
         ...     y = second["predict"](x)
         """
+        import copy
+
         from stagec.bundle import replacing  # most processes keep the weights that they load
 
         loaded = self._loaded
@@ -160,7 +160,8 @@ class Bundle(Mapping[str, Function]):
             archive, os.fspath(path), file, sha256, keys, threshold, [os.fspath(envelope) for envelope in given]
         )
         view = copy.copy(self)
-        view._loaded = replace(loaded, weights=loaded.weights.replaced(replacement), lock=threading.Lock())
+        view._loaded = copy.copy(loaded)
+        view._loaded.weights, view._loaded.lock = loaded.weights.replaced(replacement), threading.Lock()
         view._variants, view._functions = Once(), Once()
         return view
 

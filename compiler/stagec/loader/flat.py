@@ -49,8 +49,9 @@ class Flat:
         kinds = kinds_of(leaves)
         prepared = self._prepared.get(kinds)
         try:
-            outputs = None if prepared is None else prepared.run(leaves)
-            return self._checked(leaves, kinds) if outputs is None else outputs
+            if prepared is not None and (buffers := prepared.buffers(leaves)) is not None:
+                return list(map(DeviceArray, buffers, prepared.results))
+            return self._checked(leaves, kinds)
         except RuntimeError as error:  # XLA's own
             raise self._failed(error, self._signature) from error
 

@@ -112,6 +112,9 @@ class Function:
         variant = self._only
         if variant is None:
             variant, kwargs = self.chosen(kwargs)
+        whole = variant.whole
+        if whole is not None and self._donate:
+            return variant.call_whole(whole, args, kwargs)
         return variant.call(args, kwargs, self._donate)
 
     def flat(self, *args: object, **kwargs: object) -> Flat:

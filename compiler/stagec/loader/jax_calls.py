@@ -186,13 +186,13 @@ def _miss_leaves(owner: Callable[[], Variant | None], *leaves: Any) -> tuple[Seq
 
 
 def _run_whole(owner: Callable[[], Variant | None], *args: Any, **kwargs: Any) -> Any:
-    return _alive(owner).call_once(args, kwargs, donate=True)
+    return _alive(owner).call(args, kwargs, donate=True)
 
 
 def _miss_whole(owner: Callable[[], Variant | None], *args: Any, **kwargs: Any) -> tuple[Any, dispatch.FastPath | None]:
     variant = _alive(owner)
     path = variant.jax_calls.path_of_whole(args, kwargs)
-    result = variant.call_once(args, kwargs, donate=True)
+    result = variant.call(args, kwargs, donate=True)
     if path is None:
         variant.whole = None
     return result, path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from jaxlib import _jax
@@ -50,7 +49,6 @@ class Once:
         self._values.clear()
 
 
-@dataclass
 class Loaded:
     """What the functions of a loaded bundle share.
 
@@ -60,17 +58,30 @@ class Loaded:
     lock: held for an instant, where a call is remembered or the bundle is closed; never while XLA works.
     """
 
-    archive: Archive | None
-    path: str
-    name: str
-    host: Host
-    asked: Asked
-    types: NodeTypes
-    weights: Weights
-    devices: tuple[_jax.Device, ...] = ()
-    compile: Compile | None = None
-    locations: bool = True
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(
+        self,
+        archive: Archive,
+        path: str,
+        name: str,
+        host: Host,
+        asked: Asked,
+        types: NodeTypes,
+        weights: Weights,
+        devices: tuple[_jax.Device, ...],
+        compiler: Compile | None,
+        locations: bool,
+    ) -> None:
+        self.archive: Archive | None = archive
+        self.path = path
+        self.name = name
+        self.host = host
+        self.asked = asked
+        self.types = types
+        self.weights = weights
+        self.devices = devices
+        self.compile = compiler
+        self.locations = locations
+        self.lock = threading.Lock()
 
     def devices_for(self, platform: str, count: int, of_jax: bool = False) -> Sequence[_jax.Device]:
         """Return the devices that run what is for `count` of them. Raises LoadError ("platform", "device-count").

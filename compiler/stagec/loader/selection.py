@@ -6,9 +6,8 @@ One pure function, `select`, over what a bundle offers and what is known of the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stagec.bundle.description import architecture
@@ -42,15 +41,15 @@ _ORDER = (
 """Codes of refusals, in the order in which they are looked for: of several executables the last is the nearest."""
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """What may run: an executable, or the exported artifact, which is compiled first.
 
     kind: "executable" or "exported". member: its name in the bundle.
     platforms: one for an executable; in the order of preference.
     architecture: of the CPU that runs its machine code; "" of what is compiled first, and for other platforms.
     nr_devices: None where it is not known before the artifact is read.
-    in_avals: the arguments of an executable, flat, as the module has them, with dimensions' names.
+    static_avals: what an executable takes, flat, with the sizes of its bucket. shapes: theirs; empty for an exported
+    artifact.
     readable_until: the last day of the releases that JAX promises to read the artifact, as the index has it.
     """
 
@@ -62,23 +61,12 @@ class Offer:
     architecture: str = ""
     requires: tuple[str, ...] = ()
     nr_devices: int | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = MappingProxyType({})
     unknown_calls: tuple[str, ...] = ()
-    bucket: Mapping[str, int] = field(default_factory=dict)
-    in_avals: tuple[Aval, ...] = ()
+    bucket: Mapping[str, int] = MappingProxyType({})
+    static_avals: tuple[Aval, ...] = ()
+    shapes: Shapes = ()
     readable_until: str = ANY_RELEASE
-
-    @functools.cached_property
-    def static_avals(self) -> tuple[Aval, ...]:
-        """What an executable takes, flat, with the sizes of its bucket."""
-        if not self.bucket:
-            return self.in_avals
-        return tuple(Aval(aval.dtype, evaluate_shape(aval.shape, self.bucket)) for aval in self.in_avals)
-
-    @functools.cached_property
-    def shapes(self) -> Shapes:
-        """The shapes that an executable takes; empty for an exported artifact."""
-        return shapes_of(self.static_avals) if self.kind == "executable" else ()
 
 
 class Candidate(NamedTuple):
@@ -197,9 +185,13 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
     in_avals: of the signature, as the index has them.
     """
     entry, targets = index["functions"][artifact], index["targets"]
-    module_avals = tuple(Aval(aval.dtype, aval.shape) for aval in map(physical, in_avals))
+    module_avals = [Aval(aval.dtype, aval.shape) for aval in map(physical, in_avals)]
     # The index lists targets from the least demanding to the most.
     rank = {name: (target["platform"] != "cpu", i) for i, (name, target) in enumerate(index["targets"].items())}
+    avals_of = [
+        tuple(Aval(aval.dtype, evaluate_shape(aval.shape, executable["bucket"])) for aval in module_avals)
+        for executable in entry["executables"]
+    ]
     executables = [
         Offer(
             "executable",
@@ -213,9 +205,10 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
             versions=executable["versions"],
             unknown_calls=tuple(n for n, provider in executable["custom_calls"].items() if provider == UNKNOWN),
             bucket=executable["bucket"],
-            in_avals=module_avals,
+            static_avals=avals,
+            shapes=shapes_of(avals),
         )
-        for executable in entry["executables"]
+        for executable, avals in zip(entry["executables"], avals_of, strict=True)
     ]
     executables.sort(key=lambda offer: rank[offer.target], reverse=True)
     # Without targets any accelerator comes before the CPU; with them, one that no target is for is not even looked at.

@@ -15,20 +15,21 @@ from stagec.bundle import index
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.sizes.avals import Aval, num_bytes, parse_aval, physical
 from stagec.core.telling.refusal import CallError, LoadError, RunError
-from stagec.core.trees.tree import Tree
+from stagec.core.trees.tree import LEAF, Tree
 from stagec.loader import selection
-from stagec.loader.flat import Flat
 from stagec.loader.loaded import Loaded, Once
 from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
 from stagec.pjrt import clients, failures, host
+from stagec.pjrt.arrays import DeviceArray
 from stagec.pjrt.calling_convention import OMITTED, Convention, Interface, Signature
-from stagec.pjrt.prepared import MOST_KINDS, Kinds, kinds_of
+from stagec.pjrt.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
 from stagec.pjrt.shardings import Sharding
 from stagec.pjrt.weights import Bound, Weight
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Archive
     from stagec.core.telling.calls import Call
+    from stagec.loader.flat import Flat
     from stagec.loader.jax_calls import JaxCalls
     from stagec.loader.padding import Fit, Padding
     from stagec.pjrt.executable import Executable
@@ -59,7 +60,7 @@ class Variant:
         self.usage = functools.cache(functools.partial(_usage_of, loaded, name))
         self._loaded = loaded
         self._descriptions: dict[tuple[Any, ...], Description] = {}  # by target, bucket and jaxlib
-        self._prepared: dict[Kinds, tuple[Signature, Callable[[Sequence[Any]], Sequence[Any] | None]]] = {}
+        self._prepared: dict[Kinds, tuple[Signature, Prepared]] = {}
         self._calls: dict[tuple[Shapes, bool], tuple[Signature, Fit | None]] = {}
         self._signatures = Once()  # by shapes and devices
         self._executables = executables
@@ -85,6 +86,7 @@ class Variant:
 
             self.padding = Padding(entry["padding"], in_avals, out_avals, self.interface.paths, buckets)
         self._fills_in = bool(self._bound or (self.padding and self.padding.masks))
+        self._takes_leaves = not self._fills_in and in_tree == _of_leaves(len(in_avals))
 
     @property
     def is_closed(self) -> bool:
@@ -119,39 +121,44 @@ class Variant:
         fit = self.padding.fit(leaves) if self.padding else None
         return fit.shapes if fit else _shapes(leaves)
 
-    def call(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any:
-        """Run it. kwargs: those that are not static. donate: as of `Function.with_options`. See `Function.__call__`."""
-        whole = self.whole
-        if whole is None or not donate:
-            return self.call_once(args, kwargs, donate)
+    def call_whole(self, whole: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """Run it as `call` does, where the last call was with JAX's arrays. whole: of this variant."""
         try:
             return whole(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
             leaves = self.interface.check_dtypes(self.leaves(args, kwargs), of_jax=True)
             raise self.jax_calls.error(error, leaves) from None
 
-    def call_once(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any:
-        """Run it as `call` does, whatever the last call was."""
-        given = self.leaves(args, kwargs) if self._fills_in else self.interface.leaves(args, kwargs)
-        kinds = kinds_of(given)
-        known = self._prepared.get(kinds) if donate else None
+    def call(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any:
+        """Run it. kwargs: those that are not static. donate: as of `Function.with_options`. See `Function.__call__`."""
+        known = None
+        if self._takes_leaves and donate and not kwargs:
+            # What has a kind is an array and no container, so arguments like those of an earlier call are the leaves.
+            given: Sequence[Any] = args
+            known = self._prepared.get(kinds_of(args))
+        if known is None:
+            given = self.leaves(args, kwargs) if self._fills_in else self.interface.leaves(args, kwargs)
+            kinds = kinds_of(given)
+            known = self._prepared.get(kinds) if donate else None
         if known is None and None in kinds:
             arrays = self.interface.check_dtypes(given, of_jax=True)
-            if _jax.ArrayImpl in map(type, arrays):
+            if _jax.ArrayImpl in (types := {*map(type, arrays)}):
                 results = self.jax_calls.call(arrays, donate)
-                self.whole = self.jax_calls.whole
+                if len(types) == 1:
+                    self.whole = self.jax_calls.whole
                 return self.interface.unflatten(results)
             if not self._fills_in:  # numbers are arrays now
                 given, kinds = arrays, kinds_of(arrays)
                 known = self._prepared.get(kinds) if donate else None
         if known is not None:
-            signature, run = known
+            signature, (run, results_of, read) = known
             try:
-                outputs = run(given)
+                buffers = run(given)
+                outputs: Sequence[Any] | None = buffers if buffers is None or read is None else read(buffers)
             except RuntimeError as error:
                 raise self.failed(error, signature) from error
             if outputs is not None:
-                return signature.unflatten(outputs)
+                return signature.unflatten(list(map(DeviceArray, outputs, results_of)) if read is None else outputs)
         leaves = self.interface.check_dtypes(given)
         signature, fit = self.resolved(leaves)
         if fit is not None:
@@ -171,6 +178,8 @@ class Variant:
         signature, fit = self.resolved(leaves)
         if fit and (fit.shapes != shapes or any(leaf is OMITTED for leaf in leaves)):
             raise CallError("shape", f"{self.name}: a flat call is not padded: give all arrays, of a bucket's sizes")
+        from stagec.loader.flat import Flat  # many processes make none
+
         return Flat(signature, shapes, donate, self._loaded, self.failed)
 
     def input_shardings(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -197,7 +206,7 @@ class Variant:
             return
         with self._loaded.lock:
             if self._loaded.archive is not None:
-                self._prepared[kinds] = signature, prepared.run if prepared.on_device else prepared.read
+                self._prepared[kinds] = signature, prepared
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         return self.interface.check_dtypes(self.leaves(args, kwargs))
@@ -427,6 +436,11 @@ def _usage_of(loaded: Loaded, name: str) -> Call:
         return call_of(archive, name)
     except (LoadError, ValueError):  # damaged: the names of parameters are missing, and nothing else
         return call_of(archive, name, names=False)
+
+
+def _of_leaves(count: int) -> Tree:
+    """Return the structure of `(args, kwargs)` of a function that takes so many arrays, without containers."""
+    return Tree("tuple", (Tree("tuple", (LEAF,) * count), Tree("dict")))
 
 
 def _shapes(leaves: Sequence[Any]) -> Shapes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +50,6 @@ def abstract_array(
     return AbstractArray(shape, dtype, sharding, layout)
 
 
-@dataclass(frozen=True)
 class Shard:
     """The part of an array that one device holds; fields are those of JAX's shards.
 
@@ -60,10 +58,16 @@ class Shard:
     replica_id: 0 for the first device that holds the same data, 1 for the second, and so on.
     """
 
-    device: _jax.Device
-    index: Index
-    replica_id: int
-    data: NDArray[Any]
+    __slots__ = ("data", "device", "index", "replica_id")
+
+    def __init__(self, device: _jax.Device, index: Index, replica_id: int, data: NDArray[Any]) -> None:
+        self.device = device
+        self.index = index
+        self.replica_id = replica_id
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"Shard(device={self.device!r}, index={self.index!r}, replica_id={self.replica_id}, data={self.data!r})"
 
 
 DLPACK_CPU = 1, 0
@@ -265,7 +269,7 @@ def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl
 def _read_memory(buffers: Sequence[_jax.ArrayImpl]) -> list[NDArray[Any]]:
     """Return the values of buffers on one device, of dtypes and in a layout that the buffer protocol has."""
     _jax.batched_block_until_ready(buffers)
-    return [np.asarray(memoryview(buffer)) for buffer in buffers]
+    return list(map(np.asarray, buffers))
 
 
 def _read(buffers: Sequence[_jax.ArrayImpl], avals: Sequence[AbstractArray]) -> list[Any]:

@@ -18,13 +18,13 @@ from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
 from stagec.pjrt.arrays import DeviceArray, dtype_of, to_numpy
 from stagec.pjrt.executable import ArraySpecs, Executable
 from stagec.pjrt.prepared import Kinds, Prepared
-from stagec.pjrt.static_data import StaticData
 from stagec.pjrt.weights import Weight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stagec.core.telling.calls import Call
+    from stagec.pjrt.static_data import StaticData
 
 
 class Convention(Protocol):
@@ -234,6 +234,8 @@ class Signature:
         apart = self._apart(leaves, structure)  # before the arguments: of the last ones it is known what was static
         own = self._flatten(args, kwargs)
         if apart is not None:
+            from stagec.pjrt.static_data import StaticData  # few functions take such objects
+
             given, ordered = apart or (leaves, own)
             places = {id(leaf): i for i, leaf in enumerate(given)}
             order = [places.pop(id(leaf), -1) for leaf in ordered]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxlib import _jax
@@ -38,43 +38,32 @@ _Host: TypeAlias = tuple[int, Sharding, Callable[[Sequence[np.ndarray[Any, Any]]
 
 def kinds_of(leaves: Sequence[Any]) -> Kinds:
     """Return the kind of each leaf. Kinds that are equal mean leaves that an executable takes alike."""
-    return tuple(
-        [
-            leaf.aval if (of := type(leaf)) is DeviceArray
-            else (leaf.shape, leaf.dtype) if of is np.ndarray
-            else leaf if of is Weight
-            else None
-            for leaf in leaves
-        ]
-    )  # fmt: skip
+    kinds: list[Kind] = []
+    for leaf in leaves:  # Python 3.11 makes a function for a comprehension, which shows in calls with few arrays
+        of = type(leaf)
+        if of is DeviceArray:
+            kinds.append(leaf.aval)
+        elif of is np.ndarray:
+            kinds.append((leaf.shape, leaf.dtype))
+        elif of is Weight:
+            kinds.append(leaf)
+        else:
+            kinds.append(None)
+    return tuple(kinds)
 
 
-class Prepared:
+class Prepared(NamedTuple):
     """Calls of one executable with leaves of the same kinds.
 
-    on_device: whether one of the leaves is a device array, so that results stay there.
+    buffers: runs the executable, and returns the buffers of its results; None where a leaf was donated to an earlier
+        call: nothing ran.
+    results: of the executable, for its device arrays.
+    read: takes the buffers and returns numpy arrays; None where a leaf is a device array, so that results stay there.
     """
 
-    __slots__ = ("_avals", "_call", "_donates", "_execute", "_kept", "_read", "_weights", "on_device")
-
-    def __init__(
-        self,
-        executable: Executable,
-        kept: Sequence[int] | None,
-        call: dispatch.Call | None,
-        weights: Sequence[tuple[int, _jax.ArrayImpl]],
-        donates: bool,
-        on_device: bool,
-    ) -> None:
-        """See `of`. kept: None: all. call: what runs them; None: their buffers are all there is. weights: by number."""
-        self._avals = executable.results
-        self._read = reading(executable.results)
-        self._execute = executable.execute
-        self._kept = kept
-        self._call = call
-        self._weights = weights
-        self._donates = donates
-        self.on_device = on_device
+    buffers: Callable[[Sequence[Any]], Sequence[_jax.ArrayImpl] | None]
+    results: Sequence[AbstractArray]
+    read: Callable[[Sequence[_jax.ArrayImpl]], list[NDArray[Any]]] | None
 
     @staticmethod
     def of(
@@ -110,36 +99,66 @@ class Prepared:
             call = dispatch.dispatching(executable, numbers, call) or call
         on_device = any(isinstance(kind, AbstractArray) for kind in kinds)
         all_kept = len(kept) == len(kinds)
-        return Prepared(executable, None if all_kept else kept, call, weights, any(donated), on_device)
+        if call is None and all_kept and True not in donated:
+            buffers = _of_buffers(executable)
+        else:
+            is_hosted = len(host) == len(kept)
+            buffers = _of_any(executable, None if all_kept else kept, call, weights, any(donated), is_hosted)
+        return Prepared(buffers, executable.results, None if on_device else reading(executable.results))
 
-    def run(self, leaves: Sequence[Any]) -> list[DeviceArray] | None:
-        """Return the results as device arrays; None where an array was donated to an earlier call: nothing ran."""
-        buffers = self._results(leaves)
-        return None if buffers is None else list(map(DeviceArray, buffers, self._avals))
 
-    def read(self, leaves: Sequence[Any]) -> list[NDArray[Any]] | None:
-        """Return the results as numpy arrays; None as `run` does."""
-        buffers = self._results(leaves)
-        return None if buffers is None else self._read(buffers)
+def _of_buffers(executable: Executable) -> Callable[[Sequence[DeviceArray]], Sequence[_jax.ArrayImpl] | None]:
+    """Return `Prepared.buffers` of leaves that are the executable's parameters, none of them donated."""
+    execute = executable.execute
 
-    def _results(self, leaves: Sequence[Any]) -> Sequence[_jax.ArrayImpl] | None:
-        taken = leaves if self._kept is None else [leaves[i] for i in self._kept]
+    def run(leaves: Sequence[DeviceArray]) -> Sequence[_jax.ArrayImpl] | None:
+        try:
+            return execute([leaf._buffer for leaf in leaves])
+        except RuntimeError:
+            if _any_deleted(leaves):
+                return None
+            raise
+
+    return run
+
+
+def _of_any(
+    executable: Executable,
+    kept: Sequence[int] | None,
+    call: dispatch.Call | None,
+    weights: Sequence[tuple[int, _jax.ArrayImpl]],
+    donates: bool,
+    is_hosted: bool,
+) -> Callable[[Sequence[Any]], Sequence[_jax.ArrayImpl] | None]:
+    """Return `Prepared.buffers`.
+
+    kept: None: all. call: what runs them; None: their buffers are all there is. weights: by number. is_hosted: whether
+    all parameters are numpy arrays.
+    """
+    execute = executable.execute
+
+    def run(leaves: Sequence[Any]) -> Sequence[_jax.ArrayImpl] | None:
+        taken = leaves if kept is None else [leaves[i] for i in kept]
         # After a call that donates, no one could know what was deleted before it.
-        if self._donates and _any_deleted(taken):
+        if donates and _any_deleted(taken):
             return None
         try:
-            if self._call is None:
-                return self._execute([leaf._buffer for leaf in taken])
+            if call is None:
+                return execute([leaf._buffer for leaf in taken])
+            if is_hosted:
+                return call(*taken)
             buffers = [leaf._buffer if type(leaf) is DeviceArray else leaf for leaf in taken]
-            for number, buffer in self._weights:
+            for number, buffer in weights:
                 buffers[number] = buffer
-            return self._call(*buffers)
+            return call(*buffers)
         except (RuntimeError, ValueError) as error:
-            if not self._donates and _any_deleted(taken):
+            if not donates and _any_deleted(taken):
                 return None
             if isinstance(error, ValueError):  # `pjit` raises XLA's errors so
                 raise _jax.JaxRuntimeError(str(error)) from None
             raise
+
+    return run
 
 
 def _place_and_execute(executable: Executable, host: Sequence[_Host], *given: Any) -> list[_jax.ArrayImpl]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 import weakref
@@ -76,11 +75,15 @@ class RegularFile:
             raise ChangedError(errno.EIO, "it was cut off while it was open")
         if not count:
             return memoryview(b"")
+        import mmap  # for weights alone
+
         return memoryview(mmap.mmap(self.descriptor, count, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start))
 
 
 def memory(size: int) -> memoryview:
     """Return so many bytes of memory, all zero, that start at a page. Raises OSError where there are not as many."""
+    import mmap
+
     try:
         return memoryview(mmap.mmap(-1, size)) if size else memoryview(bytearray())
     except (OSError, OverflowError, ValueError):

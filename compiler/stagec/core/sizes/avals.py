@@ -8,10 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
-
-from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate, names_in
 
 
 class DType(NamedTuple):
@@ -69,7 +66,8 @@ FILES = ("safetensors:", "msgpack:", "orbax:")
 """What a leaf of a tree of avals starts with that stands for the arrays of a file. The file's path follows, and then
 `?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
 
-_SPECIAL_FLOAT = re.compile(r"f(\d+)_(\w+)")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
+"""A dimension that needs no reading: a process whose functions have no other ones does without `core.sizes.size`."""
 
 
 def mlir_name(dtype: str) -> str:
@@ -80,8 +78,9 @@ def mlir_name(dtype: str) -> str:
     short = _LONG_NAMES.get(dtype, dtype)
     if short in ("c64", "c128"):
         return f"complex<f{DTYPES[short].bits // 2}>"
-    if special := _SPECIAL_FLOAT.fullmatch(short):
-        return f"f{special[1]}{special[2].upper()}"
+    special, underscore, kind = short.partition("_")
+    if underscore:
+        return f"{special}{kind.upper()}"
     return "i1" if short == "bool" else f"ui{short[1:]}" if short[0] == "u" else short
 
 
@@ -110,18 +109,33 @@ class AvalError(ValueError):
         return f"{self.what}; {self.write}"
 
 
-@dataclass(frozen=True)
 class Aval:
     """An abstract array.
 
     dtype: a short name: a key of DTYPES.
     shape: sizes >= 0, or dimension expressions over symbolic dimensions in canonical spelling; () for a scalar.
     weak_type: JAX's weak type: the type of a Python number, which gives way to the other operand's.
+
+    Two with the same fields are equal. Written out: a start must not wait for `dataclasses`.
     """
 
-    dtype: str
-    shape: tuple[int | str, ...]
-    weak_type: bool = False
+    __slots__ = ("dtype", "shape", "weak_type")
+
+    def __init__(self, dtype: str, shape: tuple[int | str, ...], weak_type: bool = False) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.weak_type = weak_type
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Aval:
+            return NotImplemented
+        return (self.dtype, self.shape, self.weak_type) == (other.dtype, other.shape, other.weak_type)
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape, self.weak_type))
+
+    def __repr__(self) -> str:
+        return f"Aval({self.dtype!r}, {self.shape!r}, {self.weak_type!r})"
 
     def __str__(self) -> str:
         """The canonical spelling; `parse_aval` gives back an equal Aval."""
@@ -191,7 +205,12 @@ def num_bytes(aval: Aval) -> int:
 
 def dimension_variables(shape: Iterable[int | str]) -> tuple[str, ...]:
     """The names of the symbolic dimensions in a shape, each once, sorted; () for a static shape."""
-    return tuple(sorted({name for dim in shape if isinstance(dim, str) for name in names_in(dim)}))
+    expressions = [dim for dim in shape if isinstance(dim, str)]
+    if not expressions:
+        return ()
+    from stagec.core.sizes.size import names_in
+
+    return tuple(sorted({name for dim in expressions for name in names_in(dim)}))
 
 
 def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tuple[int, ...]:
@@ -232,6 +251,10 @@ def _split(dimensions: str) -> list[str]:
 
 
 def _read_dimension(text: str, part: str) -> int | str:
+    if _NUMBER.fullmatch(part):
+        return int(part)
+    from stagec.core.sizes.size import DimensionError, canonical_dimension
+
     try:
         return canonical_dimension(part)
     except DimensionError as error:
@@ -239,6 +262,8 @@ def _read_dimension(text: str, part: str) -> int | str:
 
 
 def _evaluate(dim: str, bucket: Mapping[str, int]) -> int:
+    from stagec.core.sizes.size import DimensionError, evaluate
+
     sizes = ", ".join(f"{name} = {bucket[name]}" for name in dimension_variables([dim]) if name in bucket)
     try:
         size = evaluate(dim, bucket)

@@ -12,7 +12,6 @@ import keyword
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, Union
 
 from stagec.core.sizes import expressions
@@ -60,7 +59,6 @@ Monomial: TypeAlias = tuple[Factor, ...]
 """A product of factors, sorted by their spelling; a power is a factor several times, and () is 1."""
 
 
-@dataclass(frozen=True)
 class Size:
     """An expression over named sizes: a sum of products. Two that are the same polynomial are equal.
 
@@ -68,7 +66,15 @@ class Size:
     degree, then by spelling. All operations raise DimensionError where the result is too large to be of a model.
     """
 
-    terms: tuple[tuple[Monomial, int], ...]
+    # Written out: a start must not wait for `dataclasses`.
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+
+    def __eq__(self, other: object) -> bool:
+        return self.terms == other.terms if type(other) is Size else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.terms)
 
     @staticmethod
     def of(value: "int | Factor") -> "Size":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
@@ -47,7 +46,9 @@ class Fields(NamedTuple):
         """Whether `kind` is a class with these fields that `build` can make: namedtuple, dataclass, OrderedDict."""
         if not isinstance(kind, type):
             return False
-        if dataclasses.is_dataclass(kind):
+        if hasattr(kind, "__dataclass_fields__"):
+            import dataclasses  # who has such a class has imported it
+
             return {*self.names, *self.static} <= {field.name for field in dataclasses.fields(kind)}
         return kind is OrderedDict or getattr(kind, "_fields", None) == self.names
 

@@ -11,7 +11,6 @@ its children. What takes objects of a type apart and makes them is given (`node_
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -400,7 +399,8 @@ def _attributes(value: object, names: Sequence[str]) -> dict[str, object]:
 
 def _has_fields(value: object) -> bool:
     # Of these kinds alone: an array has attributes as well, and one may be called like a field ("mean").
-    return dataclasses.is_dataclass(value) or hasattr(value, "_fields") or isinstance(value, Mapping)
+    is_dataclass = hasattr(value, "__dataclass_fields__")  # as `dataclasses` asks, which most processes do without
+    return is_dataclass or hasattr(value, "_fields") or isinstance(value, Mapping)
 
 
 def _kind_of(value: object) -> str:
