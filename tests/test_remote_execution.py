@@ -489,5 +489,5 @@ def test_an_empty_cache_is_filled_again(built: Built) -> None:
     assert processes(built.workspace.build(label, *built.with_image())) == {"remote": 3}
     assert built.workspace.artifacts()[file] == built.local[file]
     built.workspace.run("clean")
-    assert processes(built.workspace.build(label, *built.with_image())) == {"remote cache hit": 2}
+    assert processes(built.workspace.build(label, *built.with_image())) == {"remote cache hit": 3}
     assert built.workspace.artifacts()[file] == built.local[file]
