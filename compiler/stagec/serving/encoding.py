@@ -27,23 +27,18 @@ _MOST_CHANGE = 2**16
 """Bytes of a request that loads or unloads a model."""
 HEADER_LENGTH = "inference-header-content-length"
 
-_PARAMETERS = json_shapes.table(json_shapes.anything)
-_CHANGE = json_shapes.record({}, {"parameters": _PARAMETERS})
-_REQUEST = json_shapes.record(
-    {"inputs": json_shapes.array(json_shapes.table(json_shapes.anything))},
-    optional={
-        "id": json_shapes.text,
-        "model_name": json_shapes.text,  # KServe's client repeats it
-        "parameters": _PARAMETERS,
-        "outputs": json_shapes.array(
-            json_shapes.record({"name": json_shapes.text}, optional={"parameters": _PARAMETERS})
-        ),
-    },
+_PARAMETERS = {...: object}
+_CHANGE = json_shapes.shape({"parameters?": _PARAMETERS})
+_REQUEST = json_shapes.shape(
+    {
+        "inputs": [{...: object}],
+        "id?": str,
+        "model_name?": str,  # KServe's client repeats it
+        "parameters?": _PARAMETERS,
+        "outputs?": [{"name": str, "parameters?": _PARAMETERS}],
+    }
 )
-_INPUT = json_shapes.record(
-    {"name": json_shapes.text, "shape": json_shapes.anything, "datatype": json_shapes.text},
-    optional={"parameters": _PARAMETERS, "data": json_shapes.anything},
-)
+_INPUT = json_shapes.shape({"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object})
 
 
 class Request(NamedTuple):

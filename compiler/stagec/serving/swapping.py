@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stagec.bundle.keys import Key
 
 _NAME = re.compile(r"(?:[\w+-][\w.+-]*/)*[\w+-][\w.+-]*\.safetensors", re.ASCII)
-_PARAMETERS = json_shapes.record({"weights": json_shapes.text}, {"file": json_shapes.text})
+_PARAMETERS = json_shapes.shape({"weights": str, "file?": str})
 
 
 class Adapted(NamedTuple):

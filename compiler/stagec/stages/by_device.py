@@ -14,14 +14,7 @@ from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.stages.errors import NotExported
 
-_INDEX = json_shapes.record(
-    {
-        "format": json_shapes.count,
-        "kind": json_shapes.constant("lowered"),
-        "devices": json_shapes.table(json_shapes.text),
-        "members": index.MEMBERS,
-    }
-)
+_INDEX = json_shapes.shape({"format": int, "kind": "lowered", "devices": {...: str}, "members": index.MEMBERS})
 """Shape of the index: `devices` has the member of each kind of device."""
 
 

@@ -36,19 +36,17 @@ from stagec.stages.shardings import (
 )
 
 _EXECUTABLE, _DESCRIPTION = "executable.xla", "description.json"
-_AXES = json_shapes.record(
+_AXES = {
+    "axis_sizes": [int],
+    "axis_names": [str],
+    "axis_types": [json_shapes.constant(*AXIS_TYPES)],
+    ...: object,
+}
+_INDEX = json_shapes.shape(
     {
-        "axis_sizes": json_shapes.array(json_shapes.count),
-        "axis_names": json_shapes.array(json_shapes.text),
-        "axis_types": json_shapes.array(json_shapes.constant(*AXIS_TYPES)),
-    },
-    rest=json_shapes.anything,
-)
-_INDEX = json_shapes.record(
-    {
-        "format": json_shapes.count,
-        "kind": json_shapes.constant("compiled"),
-        "mesh": json_shapes.either("a mesh, or nothing,", _AXES, json_shapes.constant(None)),
+        "format": int,
+        "kind": "compiled",
+        "mesh": json_shapes.either("a mesh, or nothing,", _AXES, None),
         "members": index.MEMBERS,
     }
 )

@@ -91,39 +91,31 @@ def from_json(text: bytes) -> dict[str, Any]:
 
 
 _NO_LIMIT = ("key", "allow_unknown")
-_METRIC = json_shapes.either('a number or "unknown"', json_shapes.number, json_shapes.constant(UNKNOWN))
-_RATE = json_shapes.either("a number, or nothing,", json_shapes.number, json_shapes.constant(None))
-_LIMIT = json_shapes.either(
-    "a number, or a table of numbers,", json_shapes.number, json_shapes.table(json_shapes.number)
-)
-_MOVED = dict.fromkeys(("count", "bytes", "sent_bytes", "seconds"), _METRIC)
-_INVENTORY = json_shapes.record(
+_METRIC = json_shapes.either('a number or "unknown"', float, UNKNOWN)
+_RATE = json_shapes.either("a number, or nothing,", float, None)
+_LIMIT = json_shapes.either("a number, or a table of numbers,", float, {...: float})
+_INVENTORY = json_shapes.shape(
     {
-        "format": json_shapes.count,
-        "kind": json_shapes.text,
+        "format": int,
+        "kind": str,
         "executable_sha256": json_shapes.sha256,
-        "operations": json_shapes.table(json_shapes.record({"count": _METRIC, "flops": _METRIC})),
-        "exchanges": json_shapes.array(
-            json_shapes.record({"kind": json_shapes.text, "axes": json_shapes.text, **_MOVED})
-        ),
-        "arrays": json_shapes.array(
-            json_shapes.record(
-                {**dict.fromkeys(("kind", "name", "type"), json_shapes.text), "bytes": json_shapes.count}
-            )
-        ),
-        "more": json_shapes.record({"count": json_shapes.count, "bytes": json_shapes.count}),
-        "kernels": json_shapes.array(
-            json_shapes.record(
-                {
-                    "name": json_shapes.text,
-                    "instructions": json_shapes.array(json_shapes.text),
-                    **dict.fromkeys(("limited_by", "bound"), json_shapes.text),
-                    **dict.fromkeys(("blocks", "threads", "registers", "shared_memory", "spills", "stack"), _METRIC),
-                    **dict.fromkeys(("occupancy", "runs", "seconds"), _METRIC),
-                }
-            )
-        ),
-        "hardware": json_shapes.record(dict.fromkeys(("memory", "bandwidth", "flops"), _RATE)),
-        "limits": json_shapes.table(_LIMIT),
+        "operations": {...: {"count": _METRIC, "flops": _METRIC}},
+        "exchanges": [
+            {"kind": str, "axes": str, **dict.fromkeys(("count", "bytes", "sent_bytes", "seconds"), _METRIC)}
+        ],
+        "arrays": [{"kind": str, "name": str, "type": str, "bytes": int}],
+        "more": {"count": int, "bytes": int},
+        "kernels": [
+            {
+                "name": str,
+                "instructions": [str],
+                "limited_by": str,
+                "bound": str,
+                **dict.fromkeys(("blocks", "threads", "registers", "shared_memory", "spills", "stack"), _METRIC),
+                **dict.fromkeys(("occupancy", "runs", "seconds"), _METRIC),
+            }
+        ],
+        "hardware": dict.fromkeys(("memory", "bandwidth", "flops"), _RATE),
+        "limits": {...: _LIMIT},
     }
 )
