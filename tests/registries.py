@@ -146,6 +146,8 @@ class Hostile:
         if content is None:
             status, content = 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
         request.send_response(status)
+        if status == 429:
+            request.send_header("Retry-After", "1")  # else skopeo asks for a minute
         kinds = {True: "application/vnd.oci.image.manifest.v1+json", False: "application/json"}
         if isinstance(content, bytes) and b'"manifests"' in content:
             kinds[True] = "application/vnd.oci.image.index.v1+json"
