@@ -498,7 +498,8 @@ print(sorted(name for name in sys.modules if "." not in name))
 def imported_by(body: str) -> set[str]:
     path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
     script = IMPORTS.format(path=path, body=body)
-    done = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True)
+    # Without what the site of an installed Python imports.
+    done = subprocess.run([sys.executable, "-B", "-S", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
 

@@ -156,12 +156,24 @@ class _Table:
 
 
 def _write(builder: flatbuffers.Builder, table: str, fields: _Fields) -> int:
-    """Write a table after all that it has, as flatbuffers wants it; return its offset."""
+    """Write a table after all that it has, as flatbuffers wants it; return its offset.
+
+    One call for each table: trees may be nested deeply.
+    """
     written = []
     for field, value in fields.items():
-        if value is not None:
-            of = _type(table, field)
-            written.append((of, _write_vector(builder, of, value) if of.many else _write_value(builder, of, value)))
+        if value is None:
+            continue
+        of, parts = _type(table, field), []
+        for part in value if of.many else [value]:
+            if of.scalar:
+                parts.append(part)
+            elif of.name == "string":
+                parts.append(builder.CreateString(part))
+            else:
+                is_bytes = of.name == "bytes"
+                parts.append(builder.CreateByteVector(part) if is_bytes else _write(builder, of.name, part))
+        written.append((of, _vector(builder, of.scalar, parts) if of.many else parts[0]))
     builder.StartObject(len(TABLES[table]))
     for of, value in written:
         if of.scalar and not of.many:
@@ -171,24 +183,15 @@ def _write(builder: flatbuffers.Builder, table: str, fields: _Fields) -> int:
     return int(builder.EndObject())
 
 
-def _write_value(builder: flatbuffers.Builder, of: _Type, value: Any) -> Any:
-    """Return a scalar as it is; write anything else, and return its offset."""
-    if of.scalar:
-        return value
-    if of.name == "string":
-        return builder.CreateString(value)
-    return builder.CreateByteVector(value) if of.name == "bytes" else _write(builder, of.name, value)
-
-
-def _write_vector(builder: flatbuffers.Builder, of: _Type, values: Sequence[Any]) -> int:
-    written = [_write_value(builder, of, value) for value in values]
-    width = of.scalar.bytewidth if of.scalar else 4
-    builder.StartVector(width, len(written), width)
-    for value in reversed(written):
-        if of.scalar:
-            builder.Prepend(of.scalar, value)
+def _vector(builder: flatbuffers.Builder, scalar: Any, parts: Sequence[Any]) -> int:
+    """Write a vector of scalars, or of offsets where `scalar` is None; return its offset."""
+    width = scalar.bytewidth if scalar else 4
+    builder.StartVector(width, len(parts), width)
+    for part in reversed(parts):
+        if scalar:
+            builder.Prepend(scalar, part)
         else:
-            builder.PrependUOffsetTRelative(value)
+            builder.PrependUOffsetTRelative(part)
     return int(builder.EndVector())
 
 
