@@ -176,20 +176,18 @@ def record(
     rest: shape of the values of other keys; None: others are refused.
     """
     wanted, known = fields.keys(), {**fields, **(optional or {})}
-    takes_any = rest is anything
 
     def check(value: Any) -> None:
         if type(value) is not dict:
             _wanted("an object", value)
         if not wanted <= value.keys():
             raise Mismatch(f"the key {min(wanted - value.keys())!r} is missing")
-        keys = known.keys() & value.keys() if takes_any else value
-        for key in keys:
+        for key, element in value.items():
             shape = known.get(key, rest)
             if shape is None:
                 raise Mismatch("no such key is known", f".{shown(key)}")
             try:
-                shape(value[key])
+                shape(element)
             except Mismatch as error:
                 raise error.below(f".{shown(key)}") from None
 
