@@ -494,6 +494,9 @@ import stagec
 print(sorted(name for name in sys.modules if "." not in name))
 """
 
+SLOW = {"bisect", "copy", "dataclasses", "mmap", "tomllib", "zipfile"}
+"""Of Python's own what takes a millisecond, or what weights and errors alone need."""
+
 
 def imported_by(body: str) -> set[str]:
     path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
@@ -505,7 +508,7 @@ def imported_by(body: str) -> set[str]:
 
 
 def test_importing_stagec_imports_nothing_heavy() -> None:
-    assert not imported_by("") & {"numpy", "jaxlib", "pydantic", "jax", "argparse"}
+    assert not imported_by("") & {"numpy", "jaxlib", "pydantic", "jax", "argparse", *SLOW}
 
 
 def test_loading_and_calling_imports_numpy_and_jaxlib_only(zoo: Path) -> None:
@@ -513,8 +516,8 @@ def test_loading_and_calling_imports_numpy_and_jaxlib_only(zoo: Path) -> None:
     modules = imported_by(call)
     assert {"numpy", "jaxlib"} <= modules
     assert not modules & {"jax", "pydantic", "flatbuffers", "scipy"}
-    # Of Python's own what takes a millisecond, or what weights and errors alone need.
-    assert not modules & {"bisect", "copy", "dataclasses", "mmap", "tomllib", "zipfile"}
+    # With some Pythons, numpy and jaxlib import a part of these.
+    assert not (modules - imported_by("import numpy, jaxlib.xla_client")) & SLOW
 
 
 def test_a_first_call_imports_what_it_needs(zoo: Path) -> None:
