@@ -2,11 +2,12 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +126,23 @@ def test_settings_of_jax_change_no_results(bundle: stagec.Bundle, setting: Any) 
         assert np.asarray(total).tobytes() == (FINE.astype(np.float32) + Y).tobytes()
 
 
-def test_numpy_arrays_beside_jaxs_are_looked_at(bundle: stagec.Bundle) -> None:
-    """`pjit` takes bytes in another order for what they are not, and ends the process where a conversion warns."""
-    function, x = bundle["single"], jax.device_put(X)
-    for _ in range(3):
-        assert function(x, Y)[0].tolist() == (X + Y).tolist()
-        assert function(x, jax.device_put(Y))[0].tolist() == (X + Y).tolist()
+@pytest.mark.parametrize("kinds", [*itertools.product(("alone", "beside"), repeat=4)], ids="-".join)
+def test_numpy_arrays_beside_jaxs_are_looked_at(built: Path, kinds: Sequence[str]) -> None:
+    """`pjit` takes bytes in another order for what they are not, and ends the process where a conversion warns.
+
+    kinds: calls of a new function, in an order in which `pjit` may remember one.
+    """
+    x = jax.device_put(X)
+    arguments = {"alone": (x, jax.device_put(Y)), "beside": (x, Y)}
+    with stagec.load(built) as bundle:
+        function = bundle["single"]
+        for kind in kinds:
+            assert function(*arguments[kind])[0].tolist() == (X + Y).tolist()
         with pytest.raises(stagec.CallError, match="y has dtype >f4; expected float32"):
             function(x, Y.astype(">f4"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert function(x, np.full(4, 1e300))[0].tolist() == [np.inf] * 4
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert function(x, np.full(4, 1e300))[0].tolist() == [np.inf] * 4
 
 
 def test_arguments_without_containers_are_the_leaves(bundle: stagec.Bundle) -> None:
