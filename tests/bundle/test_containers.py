@@ -158,7 +158,7 @@ def test_byte_code_of_the_image_s_python(bundle: Path, tmp_path: Path) -> None:
     shutil.rmtree(packages / "stagec" / "__pycache__")
     assert image("again", "unchecked-hash") == known
     assert files_of(tmp_path / "again") == files_of(tmp_path / "first")
-    # That of a module that has changed since or is gone, and what is no byte code.
+    # Left out: that of a module that has changed since or is gone, and a file that is not byte code.
     module.unlink()
     (packages / "stagec" / "__init__.py").write_text("changed = True\n")
     (packages / "stagec" / "__pycache__" / "text").write_text("")

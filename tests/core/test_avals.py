@@ -1,13 +1,18 @@
-"""The short notation of avals, and the dimension expressions in it."""
+"""The short notation of avals, and the dimension expressions in it.
 
+Modules: `core/sizes/frozen.py`.
+"""
+
+import copy
 import operator
+import pickle
 from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, given, strategies as st
 
 from stagec.core.sizes.avals import DTYPES, Aval, AvalError, dimension_variables, evaluate_shape, parse_aval
-from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate, parse_constraint
+from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate, parse, parse_constraint
 from stagec.manifest.values import NOT_EXPORTABLE
 
 EXAMPLE = 'write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)'
@@ -236,3 +241,13 @@ def test_the_table_agrees_with_numpy() -> None:
             dtype = jax.numpy.dtype(name)
             small = ml_dtypes.iinfo if short[0] in "iu" else ml_dtypes.finfo
             assert bits == (small(dtype).bits if bits < 8 else dtype.itemsize * 8), short
+
+
+@pytest.mark.parametrize(("value", "field"), [(Aval("f32", ("n", 2)), "shape"), (parse("2*n+1"), "terms")])
+def test_what_keys_have_does_not_change(value: object, field: str) -> None:
+    with pytest.raises(AttributeError, match="does not change: make another one"):
+        setattr(value, field, ())
+    with pytest.raises(AttributeError, match="does not change: make another one"):
+        delattr(value, field)
+    assert copy.deepcopy(value) == pickle.loads(pickle.dumps(value)) == value
+    assert len({value, copy.copy(value)}) == 1

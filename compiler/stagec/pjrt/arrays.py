@@ -10,6 +10,7 @@ import numpy as np
 from jaxlib import _jax, xla_client
 
 from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.sizes.frozen import Frozen
 from stagec.core.telling.refusal import CallError
 from stagec.core.trees.node_types import children_by_jax
 from stagec.pjrt import clients, compatibility, failures, layouts
@@ -50,7 +51,7 @@ def abstract_array(
     return AbstractArray(shape, dtype, sharding, layout)
 
 
-class Shard:
+class Shard(Frozen):
     """The part of an array that one device holds; fields are those of JAX's shards.
 
     device: where it is. index: which part of the array, a slice for each dimension. data: its values, read-only; of an
@@ -58,13 +59,16 @@ class Shard:
     replica_id: 0 for the first device that holds the same data, 1 for the second, and so on.
     """
 
-    __slots__ = ("data", "device", "index", "replica_id")
+    device: _jax.Device
+    index: Index
+    replica_id: int
+    data: NDArray[Any]
 
     def __init__(self, device: _jax.Device, index: Index, replica_id: int, data: NDArray[Any]) -> None:
-        self.device = device
-        self.index = index
-        self.replica_id = replica_id
-        self.data = data
+        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "index", index)
+        object.__setattr__(self, "replica_id", replica_id)
+        object.__setattr__(self, "data", data)
 
     def __repr__(self) -> str:
         return f"Shard(device={self.device!r}, index={self.index!r}, replica_id={self.replica_id}, data={self.data!r})"

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from stagec.core.sizes.frozen import Frozen
+
 
 class DType(NamedTuple):
     """What a short dtype name stands for.
@@ -109,22 +111,24 @@ class AvalError(ValueError):
         return f"{self.what}; {self.write}"
 
 
-class Aval:
+class Aval(Frozen):
     """An abstract array.
 
     dtype: a short name: a key of DTYPES.
     shape: sizes >= 0, or dimension expressions over symbolic dimensions in canonical spelling; () for a scalar.
     weak_type: JAX's weak type: the type of a Python number, which gives way to the other operand's.
 
-    Two with the same fields are equal. Written out: a start must not wait for `dataclasses`.
+    Two with the same fields are equal.
     """
 
-    __slots__ = ("dtype", "shape", "weak_type")
+    dtype: str
+    shape: tuple[int | str, ...]
+    weak_type: bool
 
     def __init__(self, dtype: str, shape: tuple[int | str, ...], weak_type: bool = False) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.weak_type = weak_type
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "weak_type", weak_type)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Aval:

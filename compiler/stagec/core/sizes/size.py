@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, Union
 
 from stagec.core.sizes import expressions
+from stagec.core.sizes.frozen import Frozen
 
 FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,
@@ -59,16 +60,17 @@ Monomial: TypeAlias = tuple[Factor, ...]
 """A product of factors, sorted by their spelling; a power is a factor several times, and () is 1."""
 
 
-class Size:
+class Size(Frozen):
     """An expression over named sizes: a sum of products. Two that are the same polynomial are equal.
 
     terms: each product with its coefficient, which is never 0, in the order in which they are printed: by falling
     degree, then by spelling. All operations raise DimensionError where the result is too large to be of a model.
     """
 
-    # Written out: a start must not wait for `dataclasses`.
+    terms: tuple[tuple[Monomial, int], ...]
+
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
-        self.terms = terms
+        object.__setattr__(self, "terms", terms)
 
     def __eq__(self, other: object) -> bool:
         return self.terms == other.terms if type(other) is Size else NotImplemented
