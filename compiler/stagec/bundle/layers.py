@@ -71,9 +71,9 @@ def of_packages(folder: str) -> Iterator[bytes]:
     """Yield the layer with the packages that are installed in a folder.
 
     Programs (whose first line has the path of a Python) and what installers write about themselves are left out, so
-    that it is the same wherever the same wheels were installed. So is byte code, but for that of a module as it is
-    here, which Python never compares with the time of a file: the image has other times. Raises OSError, and ValueError
-    for a link or another file that is not regular.
+    that it is the same wherever the same wheels were installed. Byte code is taken if it has the hash of its module and
+    not the time of a file, which is another one in the image. Raises OSError, and ValueError for a link or another file
+    that is not regular.
     """
     yield from _folders(f"{PACKAGES}/any")
     for path in sorted(Path(folder).rglob("*")):
@@ -96,7 +96,7 @@ def of_packages(folder: str) -> Iterator[bytes]:
 
 
 def _is_current(path: Path) -> bool:
-    """Whether a file is the byte code of a module that is there, for good, or a folder has such a file.
+    """Whether a file is byte code with the hash of the module beside it, or a folder has such a file.
 
     Source: https://peps.python.org/pep-0552.
     """

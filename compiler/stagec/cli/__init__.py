@@ -146,8 +146,8 @@ def _declare(parser: argparse._ActionsContainer, usage: str, what: Any) -> None:
     """
     if " | " in usage:
         group = parser.add_mutually_exclusive_group(required=usage.startswith("("))
-        for each, of_it in zip(usage[1:-1].split(" | "), what, strict=True):
-            _declare(group, f"[{each}]", of_it)
+        for option, described in zip(usage[1:-1].split(" | "), what, strict=True):
+            _declare(group, f"[{option}]", described)
         return
     optional, repeated = usage.startswith("["), usage.endswith("]...")
     names, *values = usage[1 : -4 if repeated else -1].split() if optional else usage.split()

@@ -84,7 +84,7 @@ def _shown(tree: Any) -> str:
 
 
 class _Misfit(Exception):
-    """What is in a file, and no tree of avals: what is wrong with it, and what to write."""
+    """A file has something other than a tree of avals: what is wrong with it, and what to write."""
 
 
 def _nested(tensors: Mapping[str, safetensors.Tensor], separator: str) -> dict[str, Any]:

@@ -265,7 +265,7 @@ class Model:
         """Call every bucket; return why requests are not gathered along a dimension, "" if they can be.
 
         rows: the dimension; "": nobody asks. XLA prepares much of an executable in its first call, on one core, so
-        several buckets are called at a time, the largest ones first: they take longest.
+        several buckets are called at a time, the largest first: they take longest.
         """
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "stagec-warm") as pool:
             asked = functools.partial(self._why_dependent, rows)

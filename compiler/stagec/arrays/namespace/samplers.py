@@ -273,7 +273,7 @@ def _clipped(x: Any, low: int, high: int) -> Any:
 
 
 def _in_range(x: Any, dtype: DType) -> Any:
-    """Return integers as ones of another dtype, those that it does not have as its nearest."""
+    """Return integers in another dtype; one that it does not have becomes the nearest that it has."""
     theirs, own = np.iinfo(dtype), np.iinfo(x.dtype)
     return convert(_clipped(x, max(theirs.min, own.min), min(theirs.max, own.max)), dtype)
 

@@ -69,7 +69,7 @@ FILES = ("safetensors:", "msgpack:", "orbax:")
 `?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
-"""A dimension that needs no reading: a process whose functions have no other ones does without `core.sizes.size`."""
+"""A dimension that is a number: a process with no other dimensions never imports `core.sizes.size`."""
 
 
 def mlir_name(dtype: str) -> str:

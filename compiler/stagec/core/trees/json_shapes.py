@@ -119,14 +119,14 @@ def shape(form: Any) -> Shape:
     if isinstance(form, list):
         return array(shape(form[0]))
     if not isinstance(form, dict):
-        of_value: Shape = form if callable(form) else constant(form)
-        return of_value
-    shapes = {key: shape(of_it) for key, of_it in form.items()}
+        check: Shape = form if callable(form) else constant(form)
+        return check
+    shapes = {key: shape(value) for key, value in form.items()}
     rest = shapes.pop(..., None)
     if rest is not None and not shapes:
         return table(rest)
-    optional = {key.removesuffix("?"): of_it for key, of_it in shapes.items() if key.endswith("?")}
-    return record({key: of_it for key, of_it in shapes.items() if not key.endswith("?")}, optional, rest)
+    optional = {key.removesuffix("?"): check for key, check in shapes.items() if key.endswith("?")}
+    return record({key: check for key, check in shapes.items() if not key.endswith("?")}, optional, rest)
 
 
 _TYPES: Mapping[type, Shape] = {str: text, bool: flag, int: count, float: number, object: anything}
