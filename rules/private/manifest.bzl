@@ -43,6 +43,7 @@ PLANNER_SOURCES = [
     "stagec/core/sizes/avals.py",
     "stagec/core/sizes/bounds.py",
     "stagec/core/sizes/expressions.py",
+    "stagec/core/sizes/frozen.py",
     "stagec/core/sizes/partitions.py",
     "stagec/core/sizes/size.py",
     "stagec/core/telling/__init__.py",

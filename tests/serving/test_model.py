@@ -1,5 +1,8 @@
 """Functions as a server runs them: which requests run together, and that nobody sees it in the result."""
 
+import gc
+import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,3 +144,32 @@ def test_whatever_depends_on_padding_is_seen(models: dict[str, Model], buckets: 
         assert Alone(models["predict"], buckets, function)._warm("batch"), what
     full = Alone(models["predict"], [1, 2], why["how much there is"])
     assert full._warm("batch") == ""
+
+
+def test_what_is_not_served_any_more_is_freed(served: Path, models: dict[str, Model], tmp_path: Path) -> None:
+    """Its weights too, which can be many: nothing that refers to itself holds them until Python collects garbage."""
+    place = tmp_path / "models.aot"
+    shutil.copy(served, place)
+    gc.disable()
+    try:
+        with stagec.load(place, policy="executable_only") as bundle:
+            loaded, _ = server.models_of(bundle, "batch")
+            for model in loaded.values():
+                model.run([model._random(model.buckets[0], 0)], model._begun())
+            alive = [weakref.ref(model) for model in loaded.values()]
+            copied = loaded["predict"].of(bundle, "copied")
+            assert str(place) in Path("/proc/self/maps").read_text("utf-8")
+            del model, loaded
+            assert [model() for model in alive] == [None] * len(alive)  # a copy does not hold what it is a copy of
+            del copied
+        del bundle
+        models["predict"].run([[np.ones((3, 16), np.float32)]])  # jaxlib lets go of numpy's arrays when others come
+        assert str(place) not in Path("/proc/self/maps").read_text("utf-8")
+    finally:
+        gc.enable()
+
+
+def test_a_copy_names_itself(models: dict[str, Model], bundle: stagec.Bundle) -> None:
+    copied = models["predict"].of(bundle, "predict.b")
+    with pytest.raises(RequestError, match=r"^predict\.b: no bucket has these sizes"):
+        copied.fit([np.ones((3, 17), np.float32)])

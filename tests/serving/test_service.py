@@ -60,8 +60,9 @@ def test_a_bundle_is_swapped_under_load(served: Path, tmp_path: Path) -> None:
         assert {*outcomes} == {"200 1.2.0", "200 1.3.0", "200 1.4.0"}, outcomes
         assert sum(outcomes.values()) > 100
         until(lambda: server.descriptors() <= files + 1)
-        maps = Path(f"/proc/{server.pid}/maps").read_text("utf-8")
-        assert len(re.findall(r"models\.(?:aot|new) \(deleted\)", maps)) <= 1  # the one that is served
+        maps = Path(f"/proc/{server.pid}/maps")
+        # The one that is served.
+        until(lambda: len(re.findall(r"models\.(?:aot|new) \(deleted\)", maps.read_text("utf-8"))) <= 1)
         errors = server.end(signal.SIGINT)
         assert f"the models stay as they are: {place}: " in errors
         assert "Traceback" not in errors

@@ -85,7 +85,9 @@ class Model:
             if self._leaves[leaf] is OMITTED:
                 self._leaves[leaf] = _zeros(self._usage.in_avals[leaf])
         self._flat: dict[str, Flat] = {}
-        self._fits = functools.lru_cache(512)(self._fit_of)
+        # Of a method it would hold this model, and so its weights, until the garbage collector comes.
+        sizes = [leaf if leaf is OMITTED else np.broadcast_to(np.zeros(()), leaf.shape) for leaf in self._leaves]
+        self._fits = functools.lru_cache(512)(functools.partial(_fit, self._padding, self.interface.inputs, sizes))
         if self.states:
             self.alone = f"it keeps state: {', '.join(self.states)}"
         else:
@@ -166,7 +168,17 @@ class Model:
 
     def fit(self, arrays: Arrays) -> Fit:
         """Return how arrays go into the smallest bucket. Raises RequestError ("request") where none holds them."""
-        return self._fits(tuple(array.shape for array in arrays))
+        fit = self._fits(tuple(array.shape for array in arrays))
+        if fit is not None:
+            return fit
+        given = ", ".join(
+            f"{tensor.name} is {Aval(tensor.aval.dtype, array.shape)}"
+            for tensor, array in zip(self.interface.inputs, arrays, strict=True)
+        )
+        buckets = "; ".join(filter(None, map(naming.bucket, self.buckets)))
+        padded = ", ".join(self._padding.declared)
+        more = f"; smaller sizes of {padded} are padded" if padded else ""
+        raise RequestError("request", f"{self.name}: no bucket has these sizes: {given} (buckets: {buckets}{more})")
 
     def parts(self, arrays: Arrays) -> list[Arrays]:
         """Return arrays in parts of at most `largest` rows; one part if they are not gathered."""
@@ -228,22 +240,6 @@ class Model:
             self._flat[name] = self._function.flat(*args, **kwargs)
         return self._flat[name]
 
-    def _fit_of(self, shapes: Sequence[tuple[int, ...]]) -> Fit:
-        leaves = self._leaves.copy()
-        for tensor, shape in zip(self.interface.inputs, shapes, strict=True):
-            leaves[tensor.leaf] = np.broadcast_to(np.zeros((), tensor.dtype), shape)  # takes no memory
-        fit = self._padding.fit(leaves)
-        if fit is not None:
-            return fit
-        given = ", ".join(
-            f"{tensor.name} is {Aval(tensor.aval.dtype, shape)}"
-            for tensor, shape in zip(self.interface.inputs, shapes, strict=True)
-        )
-        buckets = "; ".join(filter(None, map(naming.bucket, self.buckets)))
-        padded = ", ".join(self._padding.declared)
-        more = f"; smaller sizes of {padded} are padded" if padded else ""
-        raise RequestError("request", f"{self.name}: no bucket has these sizes: {given} (buckets: {buckets}{more})")
-
     def _random(self, bucket: Mapping[str, int], seed: int) -> Arrays:
         """Return inputs of the sizes of a bucket, the same for the same seed."""
         avals = [Aval(tensor.aval.dtype, shape_of(tensor.aval, bucket)) for tensor in self.interface.inputs]
@@ -303,6 +299,19 @@ class Model:
                     what = "a row's result depends on its place, on other rows, or on padding"
                     return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
         return ""
+
+
+def _fit(
+    padding: Padding, inputs: Sequence[Tensor], leaves: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+) -> Fit | None:
+    """Return how inputs of these shapes go into the smallest bucket; None where none holds them.
+
+    leaves: of the function, flat, with the shapes of those that are not inputs.
+    """
+    given = [*leaves]
+    for tensor, shape in zip(inputs, shapes, strict=True):
+        given[tensor.leaf] = np.broadcast_to(np.zeros((), tensor.dtype), shape)  # takes no memory
+    return padding.fit(given)
 
 
 def _zeros(aval: Aval) -> NDArray[Any]:
