@@ -21,7 +21,7 @@ import pytest
 
 from stagec.bundle import archive
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
-from stagec.bundle.index import CheckedMembers
+from stagec.bundle.spelling import Members
 from stagec.core.telling.refusal import LoadError
 
 DATA = {"a.xla": b"x" * 5000, "b.json": b"{}", "folder/c": b""}
@@ -279,7 +279,7 @@ def test_a_table_of_members_is_refused_however_much_is_read(zoo: Path, change: C
 
 
 def test_a_table_of_members_is_read_once(zoo: Path) -> None:
-    assert type(Archive(zoo, whole=False).index["members"]) is CheckedMembers
+    assert type(Archive(zoo, whole=False).index["members"]) is Members
     assert type(Archive(zoo).index["members"]) is dict
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from stagec.bundle import index
+from stagec.bundle import index, spelling
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces, sha256_of
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
@@ -78,10 +78,6 @@ _ELSEWHERE = 2**32 - 1
 _ZIP64_ID = 1
 _ZIP64_END = struct.Struct("<4sQHHIIQQQQ")
 _ZIP64_LOCATOR = struct.Struct("<4sIQI")
-_MEMBERS, _END_OF_INDEX = b'"members":{', "}}\n"
-"""What is before the table of members in an index, and what is behind it."""
-_DIGEST, _PARTS = 5, 8
-"""Which of the parts of a listed member between quotation marks its digest is, and how many there are."""
 _ANOTHER_FILE = "the file is not as this version of stagec writes it"
 _LARGEST_RECORD = _CENTRAL.size + LONGEST_NAME + 4 + 3 * 8
 
@@ -202,40 +198,8 @@ def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
     """Return the bytes of an index; it has one encoding."""
-    return (json.dumps(index, separators=(",", ":"), check_circular=False) + "\n").encode()
-
-
-def _spelled(data: bytes, entries: Sequence[_Entry]) -> Any:
-    """Return the value of an index that is spelled as `encode_index` spells it; None for any other.
-
-    entries: the members of the file. They say what the table of members must be, but for its digests, and it is half of
-    a large index: to write it takes less time than to read it, check it, and write it again.
-    """
-    start = data.rfind(_MEMBERS) + len(_MEMBERS)
-    if len(data) > LARGEST_INDEX or not data[start:].isascii():
-        return None
-    table = data[start:].decode("ascii")
-    digests = table.split('"')[_DIGEST::_PARTS]  # wherever they are: the whole table is compared below
-    written = [(entry.name, sha256, entry.size) for entry, sha256 in zip(entries, digests, strict=False)]
-    listed = [f'"{name}":{{"sha256":"{sha256}","bytes":{size}}}' for name, sha256, size in written]
-    if len(listed) != len(entries) or table != ",".join(listed) + _END_OF_INDEX or not _are_digests(digests):
-        return None
-    value = strict_json.spelled(data[:start] + _END_OF_INDEX.encode(), LARGEST_INDEX, encode_index)
-    if not isinstance(value, dict) or list(value)[-1:] != ["members"] or value["members"] != {}:
-        return None  # what was taken for the table is a part of something else
-    members = {name: {"sha256": sha256, "bytes": size} for name, sha256, size in written}
-    return {**value, "members": index.CheckedMembers(members)}
-
-
-def _are_digests(texts: Sequence[str]) -> bool:
-    """Whether each text is a SHA-256 in lower-case hex."""
-    if {*map(len, texts)} - {64}:
-        return False
-    joined = "".join(texts)
-    try:
-        return bytes.fromhex(joined).hex() == joined
-    except ValueError:
-        return False
+    text = json.dumps(index, separators=(",", ":"), check_circular=False, default=dict)  # of spelling.Functions
+    return f"{text}\n".encode()
 
 
 def read_index(
@@ -247,7 +211,8 @@ def read_index(
     LoadError ("format").
     """
     try:
-        spelled = None if entries is None else _spelled(data, entries)
+        members = None if entries is None else [(entry.name, entry.size) for entry in entries]
+        spelled = None if members is None else spelling.read(data, members, encode_index)
         index = strict_json.parse(data, LARGEST_INDEX) if spelled is None else spelled
         if isinstance(index, dict) and index.get("format") not in _FORMATS:
             read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
@@ -321,14 +286,14 @@ class Archive:
 
     def function(self, name: str) -> Mapping[str, Any]:
         """Return what the index says of a function. Raises LoadError ("format"), KeyError."""
-        entry: Mapping[str, Any] = self.index["functions"][name]
-        if name in self._unchecked:
-            try:
+        try:
+            entry: Mapping[str, Any] = self.index["functions"][name]
+            if name in self._unchecked:
                 strict_json.check_depth(entry)
                 index.check_function(self.index, name)
-            except ValueError as error:
-                raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
-            self._unchecked.discard(name)
+        except ValueError as error:
+            raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
+        self._unchecked.discard(name)
         return entry
 
     def read(self, name: str, most: int) -> bytes:

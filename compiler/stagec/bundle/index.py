@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from stagec.bundle import spelling
 from stagec.bundle.description import TARGET, Description
 from stagec.core.builds import naming
 from stagec.core.builds.version import VERSION
@@ -48,13 +49,9 @@ MEMBERS = json_shapes.shape({...: MEMBER})
 """Shape of the key "members" of the index of every kind of archive."""
 
 
-class CheckedMembers(dict[str, Any]):
-    """A table of members that has its shape: the reader has written it itself (`bundle/archive.py`)."""
-
-
 def _members(value: Any) -> None:
     """Shape of the key "members" of a bundle."""
-    if type(value) is not CheckedMembers:
+    if type(value) is not spelling.Members:
         MEMBERS(value)
 
 
@@ -109,6 +106,15 @@ def _weight(value: Any) -> None:
     (_OUTSIDE if outside else _INSIDE)(value)
 
 
+_NAMED = json_shapes.table({"function": _NAME, "variant": _VARIANT, ...: object}, _NAME)
+
+
+def _functions(value: Any) -> None:
+    """Shape of the key "functions", where only names are looked at."""
+    if type(value) is not spelling.Functions:
+        _NAMED(value)
+
+
 _BUNDLE = json_shapes.shape(
     {
         "format": int,
@@ -117,7 +123,7 @@ _BUNDLE = json_shapes.shape(
         "version": _VERSION,
         "versions": {...: str},
         "targets": json_shapes.table(TARGET, _NAME),
-        "functions": json_shapes.table({"function": _NAME, "variant": _VARIANT, ...: object}, _NAME),
+        "functions": _functions,
         "weights": {...: _weight},
         "members": _members,
         "weights_files?": json_shapes.table(MEMBER, _FILE),
@@ -200,8 +206,8 @@ def check_frame(index: Any) -> None:
     unused = sorted(files.keys() - {weight.get("file") for weight in index["weights"].values()})
     if unused:
         raise ValueError(f"weights_files: no array is of {unused[0]}")
-    for name, function in index["functions"].items():
-        artifact = naming.artifact(function["function"], function["variant"])
+    for name, (function, variant) in spelling.variants(index["functions"]).items():
+        artifact = naming.artifact(function, variant)
         if artifact != name:
             raise ValueError(f"functions.{name}: it is of {artifact}")
 

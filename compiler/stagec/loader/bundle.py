@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from jaxlib import _jax
 
+from stagec.bundle import spelling
 from stagec.bundle.archive import Archive
 from stagec.core.sizes.avals import Aval, parse_aval, physical
 from stagec.core.telling.refusal import CallError, LoadError
@@ -91,8 +92,8 @@ class Bundle(Mapping[str, Function]):
             locations,
         )
         self._families: dict[str, dict[str, str]] = {}  # names of artifacts, by function and variant
-        for name, entry in index["functions"].items():
-            self._families.setdefault(entry["function"] if entry["variant"] else name, {})[entry["variant"]] = name
+        for name, (function, variant) in spelling.variants(index["functions"]).items():
+            self._families.setdefault(function if variant else name, {})[variant] = name
         self._names = list(index["functions"])
         self._targets = list(targets)
         self._variants, self._functions = Once(), Once()

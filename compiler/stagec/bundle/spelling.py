@@ -1,0 +1,133 @@
+"""An index that is spelled as stagec spells it, read by its parts: little of a large one is read to call one function.
+
+What it says of a function, and the table of members, are nearly all of an index. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stagec.core.data import strict_json
+
+_FUNCTIONS, _WEIGHTS = '"functions":{', '},"weights":{'
+"""What is before the functions of an index, and what is behind them."""
+_FUNCTION, _VARIANT = '":{"function":"', '","variant":"'
+"""What is before what an index says of a function, but for the name, and between its first two values."""
+_MEMBERS, _END = b'"members":{', "}}\n"
+"""What is before the table of members in an index, and what is behind it."""
+_DIGEST, _PARTS = 5, 8
+"""Which of the parts of a listed member between quotation marks its digest is, and how many there are."""
+_FIRST = {*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_"}
+_LATER = {*_FIRST, *"0123456789-"}
+"""Characters of the names of functions and variants: the first, and those after it."""
+
+Encode = Callable[[Any], bytes]
+"""Returns the one spelling of a value, with a newline at its end."""
+
+
+class Members(dict[str, Any]):
+    """A table of members that has its shape: the reader has written it itself."""
+
+
+class Functions(Mapping[str, Any]):
+    """What an index says of its functions, each read when it is first asked for.
+
+    variants: function and variant of each artifact, by its name.
+    `[name]` raises ValueError for what is not spelled as stagec spells it, KeyError.
+    """
+
+    def __init__(self, texts: Mapping[str, str], variants: Mapping[str, tuple[str, str]], encode: Encode) -> None:
+        """texts: what the index has of each."""
+        self._texts, self.variants, self._encode = texts, variants, encode
+        self._read: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._read:
+            text = f"{self._texts[name]}\n".encode()
+            value = strict_json.spelled(text, len(text), self._encode)
+            if value is None:
+                raise ValueError(f"functions.{name}: it is not spelled as stagec writes it")
+            self._read[name] = value
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def variants(functions: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
+    """Return function and variant of each artifact by its name, without reading more of `Functions`."""
+    if isinstance(functions, Functions):
+        return functions.variants
+    return {name: (entry["function"], entry["variant"]) for name, entry in functions.items()}
+
+
+def read(data: bytes, members: Sequence[tuple[str, int]], encode: Encode) -> dict[str, Any] | None:
+    """Return the value of an index that is spelled as `encode` spells it, with `Functions` and `Members`.
+
+    None for any other: whoever wants to know what is wrong with it reads all of it.
+    members: names and sizes of the members of the file. They say what the table of members must be, but for its
+    digests: to write it takes less time than to read it, check it, and write it again.
+    """
+    start = data.rfind(_MEMBERS) + len(_MEMBERS)
+    if not data[start:].isascii():
+        return None
+    table = data[start:].decode("ascii")
+    digests = table.split('"')[_DIGEST::_PARTS]  # wherever they are: the whole table is compared below
+    written = [(name, sha256, size) for (name, size), sha256 in zip(members, digests, strict=False)]
+    listed = [f'"{name}":{{"sha256":"{sha256}","bytes":{size}}}' for name, sha256, size in written]
+    if len(listed) != len(members) or table != ",".join(listed) + _END or not _are_digests(digests):
+        return None
+    try:
+        rest, functions = _without_functions(data[:start].decode("utf-8"), encode)
+    except UnicodeDecodeError:
+        return None
+    text = (rest + _END).encode()
+    value = strict_json.spelled(text, len(text), encode)
+    if not isinstance(value, dict) or [*value][-1:] != ["members"] or value["members"] != {}:
+        return None  # what was taken for the table is a part of something else
+    if functions is not None:
+        if value.get("functions") != {}:
+            return None  # so is what was taken for the functions
+        value["functions"] = functions
+    return {**value, "members": Members({name: {"sha256": sha256, "bytes": size} for name, sha256, size in written})}
+
+
+def _without_functions(text: str, encode: Encode) -> tuple[str, Functions | None]:
+    """Return the start of an index without its functions, and these; None where they are not told apart so.
+
+    What looks like the start of a function may lie inside another one: then that one, cut off there, has a brace that
+    is not closed.
+    """
+    start = text.find(_FUNCTIONS) + len(_FUNCTIONS)
+    end = text.find(_WEIGHTS, start)
+    before, *parts = text[start:end].split(_FUNCTION)
+    name, texts, variants = before[1:], {}, {}
+    for number, part in enumerate(parts, start=1):
+        entry, _, following = part.rpartition(',"') if number < len(parts) else (part, "", "")
+        outside = "".join(entry.split('"')[1::2])  # of strings: `entry` starts inside one
+        if outside.count("{") + 1 != outside.count("}"):
+            return text, None
+        function, _, more = entry.partition(_VARIANT)
+        texts[name], variants[name] = _FUNCTION[2:] + entry, (function, more.partition('"')[0])
+        name = following
+    words = [word for name, both in variants.items() for word in (name, *both)]
+    if "\\" in text or before[:1] != '"' or not parts or len(texts) < len(parts) or "" in texts:
+        return text, None
+    if not {*"".join(words)} <= _LATER or not {word[:1] for word in words} <= {"", *_FIRST}:
+        return text, None
+    return text[:start] + text[end:], Functions(texts, variants, encode)
+
+
+def _are_digests(texts: Sequence[str]) -> bool:
+    """Whether each text is a SHA-256 in lower-case hex."""
+    if {*map(len, texts)} - {64}:
+        return False
+    joined = "".join(texts)
+    try:
+        return bytes.fromhex(joined).hex() == joined
+    except ValueError:
+        return False
