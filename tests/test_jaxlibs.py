@@ -224,6 +224,7 @@ def test_golden_tests_run_in_each_environment(clone: Clone) -> None:
     assert len(re.findall(r"^ok .* for (?:cpu-avx2|older)", log.read_text(), re.MULTILINE)) == 4
 
 
+@pytest.mark.pinned
 def test_a_second_clone_finds_everything_in_the_cache(clone: Clone, folder: Path) -> None:
     second = Clone(folder / "second", folder / "environment")
     try:
@@ -251,6 +252,7 @@ def test_no_byte_follows_the_other_releases(clone: Clone) -> None:
     assert all(before[name] == after[name] for name in own)
 
 
+@pytest.mark.pinned
 def test_another_jaxlib_is_added_to_a_released_bundle(clone: Clone, tmp_path: Path) -> None:
     """Executables are those of a build for both, in two runs; what was released stays, and another key signs it all."""
     manifest, released = clone.root / "models" / "models.toml", clone.root / "models" / "released.aot"

@@ -107,8 +107,8 @@ def test_more_than_4_gib(tmp_path: Path) -> None:
     digest = hashlib.sha256().hexdigest()
     listed = {name: {"sha256": digest[:-1] + name, "bytes": size} for name, size in sizes.items()}
     index = encode_index({"format": archive.FORMAT, "members": listed})
-    entries = [archive._Entry("index.json", zlib.crc32(index), len(index))]
-    placed, directory = archive._layout(entries + [archive._Entry(name, 0, size) for name, size in sizes.items()])
+    entries = [("index.json", zlib.crc32(index), len(index))]
+    placed, directory = archive._layout(entries + [(name, 0, size) for name, size in sizes.items()])
     path = tmp_path / "x.aot"
 
     def write(directory: bytes) -> None:

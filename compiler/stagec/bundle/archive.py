@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 import stat
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -58,8 +58,11 @@ MOST_MEMBERS = 2**16 - 2
 """The number of a zip's members has 16 bits, and the last value means zip64."""
 LONGEST_NAME = 255
 """Characters of a name: what file systems take, so that every member can be written to a file of its name."""
-_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-"""A relative path in ASCII whose parts do not start with a dot or a dash: never outside the folder it is put in."""
+_FIRST = {*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"}
+_LATER = {*_FIRST, *".+-"}
+"""Characters of the parts of a name: the first of each, and those after it.
+
+A name is a relative path whose parts do not start with a dot or a dash: never outside the folder it is put in."""
 
 # The records of a zip (APPNOTE.TXT of PKWARE, 4.3.7, 4.3.12, 4.3.16), with the constants that ours have.
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
@@ -92,16 +95,16 @@ class _Entry(NamedTuple):
     start: int = 0
 
 
-def _layout(entries: Iterable[_Entry]) -> tuple[list[_Entry], bytes]:
-    """Return the entries with their places, and the records after the last member's data.
+def _layout(members: Iterable[tuple[str, int, int]]) -> tuple[list[_Entry], bytes]:
+    """Return the members with their places, and the records after the last member's data.
 
-    Raises ValueError when the file would be larger than LARGEST_FILE.
+    members: name, CRC-32 and size of each. Raises ValueError when the file would be larger than LARGEST_FILE.
     """
     placed: list[_Entry] = []
     directory: list[bytes] = []
     offset, pack = 0, _CENTRAL.pack
     around = _LOCAL.size + _ALIGNMENT.size
-    for name, crc, size, _, _ in entries:
+    for name, crc, size in members:
         length = len(name)
         start = offset + around + length
         written, at, version, extra = size, offset, _VERSION, b""
@@ -111,9 +114,9 @@ def _layout(entries: Iterable[_Entry]) -> tuple[list[_Entry], bytes]:
             version, extra = _VERSION_ZIP64, _zip64(large_sizes + large_offset)
             start += len(_zip64(large_sizes))
         start += -start % PAGE
-        stamp = _MIDNIGHT, _NEW_YEAR_1980, crc, written, written, length
         record = pack(
-            b"PK\1\2", _UNIX | version, version, 0, 0, *stamp, len(extra), 0, 0, 0, _REGULAR_FILE, at
+            b"PK\1\2", _UNIX | version, version, 0, 0, _MIDNIGHT, _NEW_YEAR_1980, crc, written, written, length,
+            len(extra), 0, 0, 0, _REGULAR_FILE, at,
         )  # fmt: skip
         directory += record, name.encode("ascii"), extra
         placed.append(_Entry(name, crc, size, offset, start))
@@ -163,13 +166,11 @@ def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
     Raises ValueError for a name that no member can have, and for more than LARGEST_FILE or MOST_MEMBERS; the iterator
     raises it for a file that changed.
     """
-    for name in members:
-        _check_name(name)
-    _check_folders(members)
+    _check_names([*members])
     if len(members) > MOST_MEMBERS:
         raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
     placed, directory = _layout(
-        _Entry(name, zlib.crc32(data) if isinstance(data, bytes | memoryview) else data.crc, len(data))
+        (name, zlib.crc32(data) if isinstance(data, bytes | memoryview) else data.crc, len(data))
         for name, data in members.items()
     )
     return itertools.chain(_interleaved(placed, members.values()), (directory,))
@@ -384,10 +385,9 @@ class Archive:
         if count > MOST_MEMBERS or length > count * _LARGEST_RECORD or start < 0 or start + length + after != size:
             raise self._not_a_bundle("the zip's directory is not where its end says")
         directory = read(start, size - start)
-        entries = list(self._read_directory(directory, count))
+        members = self._read_directory(directory, count)
         try:
-            _check_folders(entry.name for entry in entries)
-            placed, expected = _layout(entries)
+            placed, expected = _layout(members)
         except ValueError as error:
             raise self._not_a_bundle(str(error)) from None
         if directory != expected:
@@ -400,9 +400,11 @@ class Archive:
         if self._source.read(entry.at, entry.start - entry.at) != _local_header(entry):
             raise self._not_a_bundle(_ANOTHER_FILE)
 
-    def _read_directory(self, directory: bytes, count: int) -> Iterator[_Entry]:
-        at, unpack, is_name = 0, _MEMBER.unpack_from, _NAME.fullmatch
-        names: set[str] = set()
+    def _read_directory(self, directory: bytes, count: int) -> list[tuple[str, int, int]]:
+        """Return name, CRC-32 and size of each member."""
+        at, unpack = 0, _MEMBER.unpack_from
+        members: list[tuple[str, int, int]] = []
+        other: list[str] = []
         for _ in range(count):
             if at + _MEMBER.size > len(directory):
                 raise self._not_a_bundle("the zip's directory is damaged")
@@ -411,17 +413,19 @@ class Archive:
                 raise self._not_a_bundle("the zip's directory is damaged")
             at += _MEMBER.size
             name = directory[at : at + length].decode("latin-1")
-            if length > LONGEST_NAME or not is_name(name):
-                raise self._not_a_bundle(_no_name(name))
-            if name in names:
-                raise self._not_a_bundle(f"{name} is there twice")
             if flags & 1 or method:
-                raise self._not_a_bundle(f"{name} is {'encrypted' if flags & 1 else 'compressed'}")
-            names.add(name)
+                other.append(f"{name} is {'encrypted' if flags & 1 else 'compressed'}")
             if size == _ELSEWHERE:  # the first number of the extra field; what else is in it is compared later
                 size = int.from_bytes(directory[at + length + 4 :][:8], "little")
             at += length + extra
-            yield _Entry(name, crc, size)
+            members.append((name, crc, size))
+        try:
+            _check_names([name for name, _, _ in members])
+        except ValueError as error:
+            raise self._not_a_bundle(str(error)) from None
+        if other:
+            raise self._not_a_bundle(other[0])
+        return members
 
     def _read_index(
         self, check: Callable[[Any], None], vouch: Callable[[bytes, Callable[[], str]], None] | None, whole: bool
@@ -481,18 +485,21 @@ def _writer(index: dict[str, Any]) -> str:
     return f"; stagec {strict_json.shown(version)} wrote it, and this is {VERSION}" if isinstance(version, str) else ""
 
 
-def _check_name(name: str) -> None:
-    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-        raise ValueError(_no_name(name))
-
-
-def _no_name(name: str) -> str:
-    return f"{name[:LONGEST_NAME]!r} is not a name for a member"
-
-
-def _check_folders(names: Iterable[str]) -> None:
-    """Raise ValueError for a name that is a file's and a folder's: both cannot be written."""
-    folders = sorted(f"{name}/" for name in names)  # what is below a folder comes right after it
+def _check_names(names: Sequence[str]) -> None:
+    """Raise ValueError where they cannot be those of all members of a bundle."""
+    if not _are_names(names):
+        name = next(name for name in names if not _are_names([name]))
+        raise ValueError(f"{name[:LONGEST_NAME]!r} is not a name for a member")
+    if len({*names}) < len(names):
+        raise ValueError(f"{Counter(names).most_common(1)[0][0]} is there twice")
+    folders = sorted(f"{name}/" for name in names) if "/" in "".join(names) else ()
+    # What is below a folder comes right after it.
     for folder, other in itertools.pairwise(folders):
         if other.startswith(folder):
             raise ValueError(f"{folder[:-1]} is a member, and the folder of {other[:-1]}")
+
+
+def _are_names(names: Sequence[str]) -> bool:
+    parts = "/".join(names).split("/")
+    known = {*"".join(parts)} <= _LATER and {part[:1] for part in parts} <= _FIRST
+    return not names or (known and max(map(len, names)) <= LONGEST_NAME)

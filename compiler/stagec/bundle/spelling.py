@@ -10,7 +10,7 @@ from typing import Any
 
 from stagec.core.data import strict_json
 
-_FUNCTIONS, _WEIGHTS = '"functions":{', '},"weights":{'
+_FUNCTIONS, _WEIGHTS = b'"functions":{', b'},"weights":{'
 """What is before the functions of an index, and what is behind them."""
 _FUNCTION, _VARIANT = '":{"function":"', '","variant":"'
 """What is before what an index says of a function, but for the name, and between its first two values."""
@@ -18,6 +18,8 @@ _MEMBERS, _END = b'"members":{', "}}\n"
 """What is before the table of members in an index, and what is behind it."""
 _DIGEST, _PARTS = 5, 8
 """Which of the parts of a listed member between quotation marks its digest is, and how many there are."""
+_OTHERS = bytes({*range(256)} - {*b'"\\{}'})
+"""All bytes but those that say where a string or an object starts and ends."""
 _FIRST = {*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_"}
 _LATER = {*_FIRST, *"0123456789-"}
 """Characters of the names of functions and variants: the first, and those after it."""
@@ -37,14 +39,14 @@ class Functions(Mapping[str, Any]):
     `[name]` raises ValueError for what is not spelled as stagec spells it, KeyError.
     """
 
-    def __init__(self, texts: Mapping[str, str], variants: Mapping[str, tuple[str, str]], encode: Encode) -> None:
-        """texts: what the index has of each."""
-        self._texts, self.variants, self._encode = texts, variants, encode
+    def __init__(self, entries: Mapping[str, str], variants: Mapping[str, tuple[str, str]], encode: Encode) -> None:
+        """entries: what the index has of each, as JSON."""
+        self._entries, self.variants, self._encode = entries, variants, encode
         self._read: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._read:
-            text = f"{self._texts[name]}\n".encode()
+            text = f"{self._entries[name]}\n".encode()
             value = strict_json.spelled(text, len(text), self._encode)
             if value is None:
                 raise ValueError(f"functions.{name}: it is not spelled as stagec writes it")
@@ -52,10 +54,10 @@ class Functions(Mapping[str, Any]):
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._texts)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._entries)
 
 
 def variants(functions: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
@@ -68,7 +70,7 @@ def variants(functions: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
 def read(data: bytes, members: Sequence[tuple[str, int]], encode: Encode) -> dict[str, Any] | None:
     """Return the value of an index that is spelled as `encode` spells it, with `Functions` and `Members`.
 
-    None for any other: whoever wants to know what is wrong with it reads all of it.
+    None for any other: read all of it to say what is wrong.
     members: names and sizes of the members of the file. They say what the table of members must be, but for its
     digests: to write it takes less time than to read it, check it, and write it again.
     """
@@ -82,10 +84,10 @@ def read(data: bytes, members: Sequence[tuple[str, int]], encode: Encode) -> dic
     if len(listed) != len(members) or table != ",".join(listed) + _END or not _are_digests(digests):
         return None
     try:
-        rest, functions = _without_functions(data[:start].decode("utf-8"), encode)
+        rest, functions = _without_functions(data[:start], encode)
     except UnicodeDecodeError:
         return None
-    text = (rest + _END).encode()
+    text = rest + _END.encode()
     value = strict_json.spelled(text, len(text), encode)
     if not isinstance(value, dict) or [*value][-1:] != ["members"] or value["members"] != {}:
         return None  # what was taken for the table is a part of something else
@@ -96,30 +98,32 @@ def read(data: bytes, members: Sequence[tuple[str, int]], encode: Encode) -> dic
     return {**value, "members": Members({name: {"sha256": sha256, "bytes": size} for name, sha256, size in written})}
 
 
-def _without_functions(text: str, encode: Encode) -> tuple[str, Functions | None]:
-    """Return the start of an index without its functions, and these; None where they are not told apart so.
+def _without_functions(data: bytes, encode: Encode) -> tuple[bytes, Functions | None]:
+    """Return the start of an index without its functions, and these; None where it cannot split them.
 
     What looks like the start of a function may lie inside another one: then that one, cut off there, has a brace that
-    is not closed.
+    is not closed. It splits nothing where a string has a brace. Raises UnicodeDecodeError.
     """
-    start = text.find(_FUNCTIONS) + len(_FUNCTIONS)
-    end = text.find(_WEIGHTS, start)
-    before, *parts = text[start:end].split(_FUNCTION)
+    marks = data.translate(None, _OTHERS).replace(b'""', b"")
+    start = data.find(_FUNCTIONS) + len(_FUNCTIONS)
+    end = data.find(_WEIGHTS, start)
+    before, *parts = data[start:end].decode("utf-8").split(_FUNCTION)
+    if b'"' in marks or b"\\" in marks or before[:1] != '"':
+        return data, None
     name, texts, variants = before[1:], {}, {}
     for number, part in enumerate(parts, start=1):
         entry, _, following = part.rpartition(',"') if number < len(parts) else (part, "", "")
-        outside = "".join(entry.split('"')[1::2])  # of strings: `entry` starts inside one
-        if outside.count("{") + 1 != outside.count("}"):
-            return text, None
+        if entry.count("{") + 1 != entry.count("}"):
+            return data, None
         function, _, more = entry.partition(_VARIANT)
         texts[name], variants[name] = _FUNCTION[2:] + entry, (function, more.partition('"')[0])
         name = following
     words = [word for name, both in variants.items() for word in (name, *both)]
-    if "\\" in text or before[:1] != '"' or not parts or len(texts) < len(parts) or "" in texts:
-        return text, None
+    if not parts or len(texts) < len(parts) or "" in texts:
+        return data, None
     if not {*"".join(words)} <= _LATER or not {word[:1] for word in words} <= {"", *_FIRST}:
-        return text, None
-    return text[:start] + text[end:], Functions(texts, variants, encode)
+        return data, None
+    return data[:start] + data[end:], Functions(texts, variants, encode)
 
 
 def _are_digests(texts: Sequence[str]) -> bool:
