@@ -69,10 +69,11 @@ def test_what_a_function_and_a_build_cost_is_a_line() -> None:
         for way, start, each in (("build", 4.0, 0.5), ("script", 1.0, 0.25))
         for count in overhead.COUNTS
     }
-    function, build, *sizes = overhead.rows(cpu)
+    seconds = {way: [used[0] / 2] for way, used in cpu.items()} | {"build of 80": [21.0]}
+    function, build, *sizes = overhead.rows(seconds, cpu)
     assert (round(function.ratio, 6), round(build.ratio, 6), build.unit) == (2, 4, "s")
-    assert [row.target for row in sizes] == [None, None, 1.4, 1.35]
-    assert sizes[-1].ratio == 44 / 21
+    assert [row.target for row in sizes[::2]] == [None, None, 1.4, 1.35]
+    assert (sizes[-2].ratio, sizes[-1].ratio) == (2, 44 / 21)
 
 
 def test_an_edit_runs_the_actions_that_it_must(tmp_path: Path) -> None:
