@@ -28,6 +28,12 @@ def version_of(server: Server) -> str:
     return str(server.ask("GET", "/v2/models/predict")[1]["versions"][0])
 
 
+def deleted(server: Server) -> set[str]:
+    """The inodes of bundles that a server has mapped, and that are no file any more. One may have several mappings."""
+    maps = Path(f"/proc/{server.pid}/maps").read_text("utf-8").splitlines()
+    return {line.split()[4] for line in maps if re.search(r"models\.(?:aot|new) \(deleted\)$", line)}
+
+
 def test_a_bundle_is_swapped_under_load(served: Path, tmp_path: Path) -> None:
     """Over both protocols, without an error; one that is damaged is not taken; the old ones are closed."""
     place = tmp_path / "models.aot"
@@ -60,9 +66,7 @@ def test_a_bundle_is_swapped_under_load(served: Path, tmp_path: Path) -> None:
         assert {*outcomes} == {"200 1.2.0", "200 1.3.0", "200 1.4.0"}, outcomes
         assert sum(outcomes.values()) > 100
         until(lambda: server.descriptors() <= files + 1)
-        maps = Path(f"/proc/{server.pid}/maps")
-        # The one that is served.
-        until(lambda: len(re.findall(r"models\.(?:aot|new) \(deleted\)", maps.read_text("utf-8"))) <= 1)
+        until(lambda: len(deleted(server)) <= 1)  # the one that is served
         errors = server.end(signal.SIGINT)
         assert f"the models stay as they are: {place}: " in errors
         assert "Traceback" not in errors
