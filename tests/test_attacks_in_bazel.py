@@ -156,6 +156,7 @@ def attacked(request: pytest.FixtureRequest) -> Iterator[Workspace]:
 ONE_WORKER = ("--worker_max_instances=1", "--jobs=1")
 
 
+@pytest.mark.pinned(but=2)
 def test_nothing_comes_of_it(attacked: Workspace) -> None:
     said = attacked.build("--strategy=StagecExport=sandboxed", "--strategy=StagecBundle=sandboxed")
     assert not re.search(r"\d worker", said)
@@ -210,7 +211,7 @@ SAID_LESS = (
 )
 
 
-@pytest.mark.parametrize("attacked", USERS[:1], indirect=True)
+@pytest.mark.pinned(but=2)
 def test_where_the_system_does_not_let_workers_isolate_there_are_none(attacked: Workspace) -> None:
     before = refusing(attacked.who, "272=1", "317=1")
     (attacked.root / "models" / "evil.py").write_text("def f(x, rate):\n    return x * rate\n")
