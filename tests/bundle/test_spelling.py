@@ -1,5 +1,6 @@
 """An index that is read by its parts says what one says that is read whole."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from stagec.bundle import spelling
+from stagec.bundle import attestation, spelling
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index
 from stagec.core.telling.refusal import LoadError
 
@@ -39,7 +40,7 @@ def test_a_function_is_read_when_it_is_asked_for(zoo: Path) -> None:
     assert archive.function(name) == whole.index["functions"][name]
     assert [*functions._read] == [name]
     assert archive.index == whole.index
-    assert encode_index(archive.index) == whole[INDEX] == archive[INDEX]
+    assert archive[INDEX] == whole[INDEX] == encode_index(whole.index)
     with pytest.raises(KeyError):
         archive.function("nobody")
 
@@ -49,6 +50,19 @@ def every_function(data: bytes) -> None:
     archive = Archive("x", data, whole=False)
     for name in archive.index["functions"]:
         archive.function(name)
+
+
+def test_signatures_need_no_function(zoo: Path) -> None:
+    """What was signed is the bytes of the index, so a function that is not spelled so is refused when it is called."""
+    archive = Archive(zoo, whole=False)
+    assert attestation.subjects(archive) == attestation.subjects(Archive(zoo))
+    assert not archive.index["functions"]._read
+    archive = Archive("x", changed(archive, lambda text: text.replace('"static":', '"static" :', 1)), whole=False)
+    name = f"{archive.index['name']}.aot/{INDEX}"
+    assert attestation.subjects(archive)[name] == hashlib.sha256(archive[INDEX]).hexdigest()
+    assert b'"static" :' in archive[INDEX]
+    with pytest.raises(LoadError, match="not spelled as stagec writes it"):
+        archive.function(next(iter(archive.index["functions"])))
 
 
 STATIC: list[Mapping[str, Any]] = [
@@ -118,7 +132,7 @@ def test_drawn_indices(functions: Mapping[str, Mapping[str, Any]], targets: Any,
     value = spelling.read(encode_index(index), [], encode_index)
     assert value is None or value == index
     if value is not None and isinstance(value["functions"], spelling.Functions):
-        assert encode_index(value) == encode_index(index)
+        assert encode_index({**value, "functions": {**value["functions"]}}) == encode_index(index)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def version_of(server: Server) -> str:
 
 
 def deleted(server: Server) -> set[str]:
-    """The inodes of bundles that a server has mapped, and that are no file any more. One may have several mappings."""
+    """The inodes of deleted bundles that a server still maps. One bundle may have several mappings."""
     maps = Path(f"/proc/{server.pid}/maps").read_text("utf-8").splitlines()
     return {line.split()[4] for line in maps if re.search(r"models\.(?:aot|new) \(deleted\)$", line)}
 

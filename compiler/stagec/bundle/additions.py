@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.bundle import index as bundle_index
-from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, Content, Stored, encode_index, pieces, read_index
+from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, Content, Stored, pieces, read_index
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees.same import same
 
@@ -25,19 +25,20 @@ MOST_ADDITIONS = 64
 class Base:
     """A bundle as it was before an addition.
 
-    path: of the file that has the addition. index: the content of its index. sha256: of its file, in hex, as that
-    was written. archive: has its members.
+    path: of the file that has the addition. index: the content of its index; encoded_index: its bytes. sha256: of its
+    file, in hex, as that was written. archive: has its members.
     """
 
     path: str
     index: Mapping[str, Any]
+    encoded_index: bytes
     sha256: str
     archive: Archive
 
     def members(self) -> dict[str, Content]:
         """Return its members, from which its file is written again."""
         stored = {name: Stored(self.archive, name) for name in self.index["members"]}
-        return {INDEX: encode_index(self.index), **stored}
+        return {INDEX: self.encoded_index, **stored}
 
     def check(self) -> None:
         """Write it again, and compare. Raises LoadError ("digest") where it is another file than the one added to."""
@@ -64,7 +65,7 @@ def bases(archive: Archive) -> list[Base]:
         changed = _changed(before, index)
         if changed:
             raise LoadError("format", f"{archive.path}: an addition changed what was there: {changed}")
-        earlier.append(Base(archive.path, before, index["base"]["sha256"], archive))
+        earlier.append(Base(archive.path, before, data, index["base"]["sha256"], archive))
         index = before
     return earlier
 

@@ -199,8 +199,7 @@ def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
     """Return the bytes of an index; it has one encoding."""
-    text = json.dumps(index, separators=(",", ":"), check_circular=False, default=dict)  # of spelling.Functions
-    return f"{text}\n".encode()
+    return (json.dumps(index, separators=(",", ":"), check_circular=False) + "\n").encode()
 
 
 def read_index(
@@ -228,7 +227,10 @@ def read_index(
 
 
 class Indexed(Protocol):
-    """A bundle, or what it was before an addition. path: of the file. index: the content of its index."""
+    """A bundle, or what it was before an addition.
+
+    path: of the file. index: the content of its index; encoded_index: its bytes.
+    """
 
     @property
     def path(self) -> str:
@@ -240,11 +242,16 @@ class Indexed(Protocol):
         """Return the index."""
         ...
 
+    @property
+    def encoded_index(self) -> bytes:
+        """Return its bytes."""
+        ...
+
 
 class Archive:
     """A bundle file whose structure and index were checked; a member is checked whenever it is read.
 
-    path: where it was read from. index: the content of `index.json`.
+    path: where it was read from. index: the content of `index.json`; encoded_index: its bytes.
 
     The file stays open as long as this object is there. Threads may read members at the same time.
     """
@@ -272,7 +279,10 @@ class Archive:
         self._source: Source = File(self.path) if data is None else Memory(data)
         self._whole = whole
         self._entries = {entry.name: entry for entry in self._decode()}
-        self.index = self._read_index(check if whole else index.check_frame, vouch, whole)
+        self.encoded_index = self._read_index(vouch)
+        others = None if whole else [entry for entry in self._entries.values() if entry.name != INDEX]
+        self.index = read_index(self.encoded_index, check if whole else index.check_frame, self.path, others)
+        self._check_members(self.index["members"])
         self._unchecked = set() if whole else {*self.index["functions"]}
 
     def __getitem__(self, name: str) -> bytes:
@@ -282,7 +292,7 @@ class Archive:
         Raises LoadError when the bundle has no such member, or the bytes are not those.
         """
         if name == INDEX:
-            return encode_index(self.index)
+            return self.encoded_index
         return self._checked(name, self._source.read)
 
     def function(self, name: str) -> Mapping[str, Any]:
@@ -427,9 +437,7 @@ class Archive:
             raise self._not_a_bundle(other[0])
         return members
 
-    def _read_index(
-        self, check: Callable[[Any], None], vouch: Callable[[bytes, Callable[[], str]], None] | None, whole: bool
-    ) -> dict[str, Any]:
+    def _read_index(self, vouch: Callable[[bytes, Callable[[], str]], None] | None) -> bytes:
         entry = next(iter(self._entries.values()), None)
         if entry is None or entry.name != INDEX:
             raise self._not_a_bundle(f"its first member is not {INDEX}")
@@ -441,10 +449,7 @@ class Archive:
         if vouch is not None:
             before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))
-        others = None if whole else [entry for entry in self._entries.values() if entry.name != INDEX]
-        index = read_index(data, check, self.path, others)
-        self._check_members(index["members"])
-        return index
+        return data
 
     def _check_members(self, listed: Mapping[str, Mapping[str, Any]]) -> None:
         """Compare the index's list of members with those of the file: the same, in the same order, each once."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stagec.bundle import model_signing
-from stagec.bundle.archive import INDEX, Archive, Indexed, encode_index
+from stagec.bundle.archive import INDEX, Archive, Indexed
 from stagec.bundle.dsse import LARGEST, PAYLOAD_TYPE, Envelope, pae
 from stagec.bundle.keys import Key, is_signed, read_keys
 from stagec.bundle.model_signing import SignedModel
@@ -244,7 +244,7 @@ def subjects(archive: Indexed) -> dict[str, str]:
     Its members are `<bundle>/<member>`; files of weights beside it have their names in the index.
     """
     members = {name: entry["sha256"] for name, entry in archive.index["members"].items()}
-    digests = {INDEX: hashlib.sha256(encode_index(archive.index)).hexdigest(), **members}
+    digests = {INDEX: hashlib.sha256(archive.encoded_index).hexdigest(), **members}
     inside = {f"{bundle_name(archive)}/{name}": digest for name, digest in digests.items()}
     return inside | {name: file["sha256"] for name, file in archive.index.get("weights_files", {}).items()}
 

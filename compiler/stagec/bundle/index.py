@@ -111,8 +111,9 @@ _NAMED = json_shapes.table({"function": _NAME, "variant": _VARIANT, ...: object}
 
 def _functions(value: Any) -> None:
     """Shape of the key "functions", where only names are looked at."""
-    if type(value) is not spelling.Functions:
-        _NAMED(value)
+    if type(value) is spelling.Functions:
+        value = {name: {"function": function, "variant": which} for name, (function, which) in value.variants.items()}
+    _NAMED(value)
 
 
 _BUNDLE = json_shapes.shape(

@@ -20,10 +20,6 @@ _DIGEST, _PARTS = 5, 8
 """Which of the parts of a listed member between quotation marks its digest is, and how many there are."""
 _OTHERS = bytes({*range(256)} - {*b'"\\{}'})
 """All bytes but those that say where a string or an object starts and ends."""
-_FIRST = {*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_"}
-_LATER = {*_FIRST, *"0123456789-"}
-"""Characters of the names of functions and variants: the first, and those after it."""
-
 Encode = Callable[[Any], bytes]
 """Returns the one spelling of a value, with a newline at its end."""
 
@@ -118,10 +114,8 @@ def _without_functions(data: bytes, encode: Encode) -> tuple[bytes, Functions | 
         function, _, more = entry.partition(_VARIANT)
         texts[name], variants[name] = _FUNCTION[2:] + entry, (function, more.partition('"')[0])
         name = following
-    words = [word for name, both in variants.items() for word in (name, *both)]
-    if not parts or len(texts) < len(parts) or "" in texts:
-        return data, None
-    if not {*"".join(words)} <= _LATER or not {word[:1] for word in words} <= {"", *_FIRST}:
+    words = (word for name, both in variants.items() for word in (name, *both))
+    if not parts or len(texts) < len(parts) or '"' in "".join(words):
         return data, None
     return data[:start] + data[end:], Functions(texts, variants, encode)
 

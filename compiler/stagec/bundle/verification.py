@@ -8,7 +8,7 @@ from typing import Any
 
 from stagec.bundle import fleet
 from stagec.bundle.additions import bases
-from stagec.bundle.archive import Archive, encode_index
+from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import Vouching
 from stagec.bundle.external import Files
 from stagec.core.telling.refusal import LoadError
@@ -131,7 +131,7 @@ def _base(archive: Archive, keys: Sequence[Path], signature: Sequence[str]) -> I
     if keys:
         vouching = Vouching(archive.path, keys, 1, signature)
         first, sha256 = (before[-1], before[-1].sha256) if before else (archive, archive.sha256())
-        vouching(encode_index(first.index), lambda: sha256)
+        vouching(first.encoded_index, lambda: sha256)
         vouching.check(first, sha256)
         yield "first", f"the bundle {sha256[:12]} is signed by {', '.join(keyid[:12] for keyid in vouching.signed)}"
 
