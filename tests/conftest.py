@@ -1,5 +1,7 @@
 """What several test modules use."""
 
+import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -22,6 +24,11 @@ settings.load_profile("same")
 # JAX starts every plugin that it finds, unless this says otherwise. libtpu then makes /tmp/libtpu_lockfile, which is
 # there until the process ends, and stays if somebody kills it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Threads of numpy's BLAS wait for work in a loop, in each process that imports it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# As the command line does: Python would spend a tenth of the time of some tests on looking at what they have imported.
+gc.set_threshold(50_000)
+atexit.register(gc.freeze)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

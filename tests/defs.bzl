@@ -1,6 +1,7 @@
 """Targets of tests. Each folder of tests/ has a BUILD file, which says what is special about its tests."""
 
-load("//rules:defs.bzl", "pytest_test")
+load("//rules:defs.bzl", "pytest_test", "python_program")
+load("//rules:providers.bzl", "PythonEnvironmentInfo")
 
 # What is built of tests/zoo, first the bundle: see the fixture `zoo` in conftest.py.
 ZOO = [
@@ -8,7 +9,67 @@ ZOO = [
     "//tests/zoo:parts",
 ]
 
-def python_test(name, srcs = [], data = [], deps = [], env = {}, zoo = [], environment = "@stagec_tests//:environment", **more):
+ENVIRONMENT = "@stagec_tests//:environment"
+NEWEST = "@stagec_tests_newest//:environment"
+
+def _byte_code_impl(ctx):
+    python = "-".join(ctx.attr.environment[PythonEnvironmentInfo].abi.split("-")[:2])  # cpython-311
+    compiled = {}
+    args = ctx.actions.args()
+    modules = [file for file in ctx.files.srcs if file.extension == "py"]
+    for source in modules:
+        folder, _, name = source.short_path.rpartition("/")
+        path = "%s/__pycache__/%s.%s.pyc" % (folder, name[:-len(".py")], python)
+        compiled[path] = ctx.actions.declare_file("%s/%s" % (ctx.label.name, path))
+        args.add(source)
+        args.add(compiled[path])
+    ctx.actions.run(
+        executable = ctx.executable.program,
+        arguments = [args],
+        inputs = modules,
+        outputs = compiled.values(),
+        mnemonic = "StagecTestsByteCode",
+        progress_message = "Compiling stagec's modules for %s" % python,
+    )
+    return [DefaultInfo(runfiles = ctx.runfiles(symlinks = compiled))]
+
+_byte_code = rule(
+    implementation = _byte_code_impl,
+    doc = "Byte code of modules, which tests find beside them.",
+    attrs = {
+        "srcs": attr.label_list(doc = "The modules.", allow_files = [".py"]),
+        "environment": attr.label(doc = "The Python environment of the tests.", providers = [PythonEnvironmentInfo]),
+        "program": attr.label(doc = "byte_code.py in that environment.", executable = True, cfg = "exec"),
+    },
+)
+
+def byte_code(name, environment):
+    """Compiles stagec's modules, once for all tests of an environment.
+
+    Tests start some thousands of processes that import stagec. Without byte code each compiles what it imports.
+
+    Args:
+      name: of the target.
+      environment: the Python environment of the tests.
+    """
+    python_program(
+        name = name + "_program",
+        testonly = True,
+        environment = environment,
+        main = "byte_code.py",
+        tags = ["manual"],
+    )
+    _byte_code(
+        name = name,
+        testonly = True,
+        srcs = ["//compiler:actions"],
+        environment = environment,
+        program = name + "_program",
+        tags = ["manual"],
+        visibility = ["//tests:__subpackages__"],
+    )
+
+def python_test(name, srcs = [], data = [], deps = [], env = {}, zoo = [], environment = ENVIRONMENT, **more):
     """Runs tests with the packages of tests/requirements.lock.
 
     Args:
@@ -24,14 +85,14 @@ def python_test(name, srcs = [], data = [], deps = [], env = {}, zoo = [], envir
     pytest_test(
         name = name,
         srcs = srcs or ["test_%s.py" % name[:-len("_test")]],
-        data = data + zoo,
+        data = data + zoo + ["//tests:newest_byte_code" if environment == NEWEST else "//tests:byte_code"],
         deps = deps + ["//tests:support"],
         env = dict(env, STAGEC_ZOO = "$(location %s)" % zoo[0]) if zoo else env,
         environment = environment,
         **more
     )
 
-def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True):
+def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True, env = {}):
     """The tests of a package of compiler/stagec, which are all of a folder.
 
     They run with the JAX that the locks pin (`x_test`), and with the newest (`x_newest_test`), which has no wheels for
@@ -45,10 +106,11 @@ def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True):
         quick to run would wait for them.
       imports_jax: False for a package that imports no JAX. With the newest JAX, which comes with another Python, each
         fourth of its tests runs, and each second of the others.
+      env: environment variables.
     """
     apart = [file for files in exhaustive.values() for file in files]
     tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **exhaustive)
-    env = {"STAGEC_EACH_TEST": "2" if imports_jax else "4"}
+    env = dict(env, STAGEC_EACH_TEST = "2" if imports_jax else "4")
     newest = []
     for test, srcs in tests.items():
         common = {
@@ -67,7 +129,7 @@ def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True):
         python_test(
             name = newest[-1],
             env = dict(env, STAGEC_MUTATIONS = "1000"),  # a fifth of the changed files
-            environment = "@stagec_tests_newest//:environment",
+            environment = NEWEST,
             tags = ["manual"],
             zoo = ["//tests:newest_zoo"],
             **common
