@@ -92,7 +92,7 @@ def python_test(name, srcs = [], data = [], deps = [], env = {}, zoo = [], envir
         **more
     )
 
-def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True, env = {}):
+def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_jax = True, env = {}):
     """The tests of a package of compiler/stagec, which are all of a folder.
 
     They run with the JAX that the locks pin (`x_test`), and with the newest (`x_newest_test`), which has no wheels for
@@ -102,14 +102,17 @@ def package_tests(name, size = "medium", exhaustive = {}, imports_jax = True, en
     Args:
       name: "x_test" for the package x.
       size: "large" for tests that may take more than the five minutes of a medium one, where other work runs too.
+      parts: names of more tests, and the files of each: what takes so long that everything would wait for it, where it
+        began last.
       exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. What is
         quick to run would wait for them.
       imports_jax: False for a package that imports no JAX. With the newest JAX, which comes with another Python, each
         fourth of its tests runs, and each second of the others.
       env: environment variables.
     """
-    apart = [file for files in exhaustive.values() for file in files]
-    tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **exhaustive)
+    others = dict(parts, **exhaustive)
+    apart = [file for files in others.values() for file in files]
+    tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **others)
     env = dict(env, STAGEC_EACH_TEST = "2" if imports_jax else "4")
     newest = []
     for test, srcs in tests.items():
