@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -92,7 +93,8 @@ def _high(descriptor: int) -> int:
 @contextlib.contextmanager
 def page() -> Iterator[Page]:
     """Start Chromium with an empty page, and end it."""
-    with tempfile.TemporaryDirectory() as profile:
+    # Its other processes may still write there when the first has ended.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         (from_us, to_it), (from_it, to_us) = (map(_high, os.pipe()) for _ in range(2))
         words = f"exec {CHROMIUM} {_FLAGS} --user-data-dir={profile} --remote-debugging-pipe 3<&{from_us} 4>&{to_us}"
         process = subprocess.Popen(
@@ -100,6 +102,7 @@ def page() -> Iterator[Page]:
             pass_fds=(from_us, to_us),
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": profile},
+            start_new_session=True,
         )
         os.close(from_us)
         os.close(to_us)
@@ -113,5 +116,7 @@ def page() -> Iterator[Page]:
         finally:
             process.terminate()
             process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             os.close(from_it)
             os.close(to_it)
