@@ -631,7 +631,7 @@ def test_a_full_disk_is_told(name: str) -> None:
     mounts = "mkdir bazel-out/full && mount -t tmpfs -o size=64k none bazel-out/full"
     before = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mounts} && exec "$0" "$@"']
     with as_user(name) as user, tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        needs_isolation(user)
+        needs_isolation(user, way="namespaces")  # what mounts the disk needs one, too
         attacked = Attacked(Path(folder), user, before)
         with attacked.worker:
             source = "os.makedirs('bazel-out/full'); open('bazel-out/full/data', 'wb').write(b'data' * (1 << 18))"
