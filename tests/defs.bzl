@@ -108,12 +108,12 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
         quick to run would wait for them.
       imports_jax: False for a package that imports no JAX. With the newest JAX, which comes with another Python, each
         fourth of its tests runs, and each second of the others.
-      env: environment variables.
+      env: environment variables of the tests with the pinned JAX.
     """
     others = dict(parts, **exhaustive)
     apart = [file for files in others.values() for file in files]
     tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **others)
-    env = dict(env, STAGEC_EACH_TEST = "2" if imports_jax else "4")
+    each = {"STAGEC_EACH_TEST": "2" if imports_jax else "4"}
     newest = []
     for test, srcs in tests.items():
         common = {
@@ -123,7 +123,7 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
         }
         python_test(
             name = test,
-            env = env,
+            env = dict(env, **each),
             tags = ["pinned"] + (["manual"] if test in exhaustive else []),
             zoo = ZOO,
             **common
@@ -131,7 +131,7 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
         newest.append(test[:-len("_test")] + "_newest_test")
         python_test(
             name = newest[-1],
-            env = dict(env, STAGEC_MUTATIONS = "1000"),  # a fifth of the changed files
+            env = dict(each, STAGEC_MUTATIONS = "1000"),  # a fifth of the changed files
             environment = NEWEST,
             tags = ["manual"],
             zoo = ["//tests:newest_zoo"],
