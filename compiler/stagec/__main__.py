@@ -51,9 +51,10 @@ if __name__ == "__main__":
         del sys.path[0]
     problem = _another_python() or _other_packages()
     if not problem:
-        from stagec.worker.installed import find_packages
+        from stagec.worker.installed import find_byte_code, find_packages
 
         find_packages()
+        find_byte_code()
     if sys.argv[2:] == ["--persistent_worker"]:  # it runs no command itself, and so imports none
         from stagec.worker.server import serve
 

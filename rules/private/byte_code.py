@@ -4,28 +4,35 @@ Python may not write beside the packages when an action imports them, so it woul
 that takes seconds. The .pyc files are never checked against a clock: one that is compared with its source's would be
 stale or not by how files were copied. Their bytes depend on the wheel, on the path in the environment and on the
 interpreter alone. Packages' own tests are not compiled: nothing that a build runs imports them.
+
+stagec's own modules are not packages: actions have their sources as inputs, and these can be edited. Their byte code
+lies beside the packages, has the hash of its source, and Python compares that (stagec/worker/installed.py).
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import marshal
 import os
+import py_compile
 import shutil
 import sys
 import tempfile
 import types
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path, PurePosixPath
 
 _CACHE = f"stagec-byte-code-2/{sys.implementation.cache_tag}-{sys.hexversion:x}"
 _AT_ONCE = 20  # modules for a process at once
+STAGEC = "byte-code"
+"""The folder of the byte code of stagec's modules: a file `MODULE.pyc` for each, such as `stagec.cli.plan.pyc`."""
 
 # A hash of the source, which is never checked: https://peps.python.org/pep-0552
 _HEADER = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little")
@@ -40,18 +47,37 @@ def compile_all(folder: Path, wheels: Mapping[str, str], cache: Path | None) -> 
     known = _modules(folder)
     kept = {name: cache / _CACHE / f"{sha256}.zip" for name, sha256 in wheels.items()} if cache else {}
     new = [name for name in known if not (name in kept and _restore(folder, kept[name], known[name]))]
-    files = [str(folder / module) for name in new for module in known[name]]
-    workers = min(len(os.sched_getaffinity(0)), len(files) // _AT_ONCE)
-    if workers > 1:
-        with ProcessPoolExecutor(workers) as pool:
-            for _ in pool.map(_compile, files, chunksize=_AT_ONCE):
-                pass
-    else:
-        for file in files:
-            _compile(file)
+    _on_all_cores(_compile, [str(folder / module) for name in new for module in known[name]])
     for name in new:
         if name in kept:
             _keep(folder, kept[name], known[name])
+
+
+def compile_stagec(package: Path) -> None:
+    """Write the byte code of stagec's modules into the folder STAGEC, below the working directory.
+
+    package: stagec's folder with their sources.
+    """
+    Path(STAGEC).mkdir()
+    _on_all_cores(functools.partial(_compile_of_stagec, package), [str(file) for file in package.rglob("*.py")])
+
+
+def _on_all_cores(compile_one: Callable[[str], object], files: Sequence[str]) -> None:
+    workers = min(len(os.sched_getaffinity(0)), len(files) // _AT_ONCE)
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            for _ in pool.map(compile_one, files, chunksize=_AT_ONCE):
+                pass
+    else:
+        for file in files:
+            compile_one(file)
+
+
+def _compile_of_stagec(package: Path, file: str) -> None:
+    parts = Path(file).relative_to(package.parent).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    checked = py_compile.PycInvalidationMode.CHECKED_HASH
+    py_compile.compile(file, f"{STAGEC}/{name}.pyc", doraise=True, invalidation_mode=checked)
 
 
 def _modules(folder: Path) -> dict[str, list[str]]:

@@ -168,6 +168,10 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
     options += ["--release", declared.version] if declared.version else []
     options += ["--architecture", architecture] if architecture else []
+    if hasattr(repository_ctx.attr, "_version"):
+        # Of stagec's modules, this one alone is watched: an edit of another takes time at the start of a process, and not
+        # an installation of all packages.
+        options += ["--stagec", watched_path(repository_ctx, repository_ctx.attr._version).dirname.dirname.dirname]
     doing = "looking for the wheels of %s" % display
     for step in ["choose", "install", "compile"]:
         if hasattr(repository_ctx, "report_progress"):
@@ -259,6 +263,7 @@ python_environment = repository_rule(
                   "repository's target `layer`. Actions compare its fingerprint, and do not get the packages as inputs.",
         ),
         _uv = attr.label(default = Label("@stagec_uv//:problem.txt")),
+        _version = attr.label(default = Label("//compiler:stagec/core/builds/version.py")),
     ),
     environ = ["STAGEC_PYTHON"],
 )

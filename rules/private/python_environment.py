@@ -5,6 +5,7 @@ success the folder it ran in holds
 
     site-packages/    the packages, byte-compiled with .pyc files that are never checked against a clock: the same bytes
                       for all who install the lock with this release of Python
+    byte-code/        with --stagec: the byte code of stagec's own modules, which Python compares with their sources
     fingerprint.txt   one digest of the packages' files and of the ABI of the interpreter that imports them
     packages.json     the version of the interpreter that actions run, and of each package name, version, file name and
                       sha256 of its wheel
@@ -127,7 +128,8 @@ def fingerprint(folder: Path, architecture: str) -> str:
 
 def _give_up(message: str, status: int = 2) -> NoReturn:
     """Ends with what is wrong, and leaves nothing behind."""
-    shutil.rmtree(SITE_PACKAGES, ignore_errors=True)
+    for folder in (SITE_PACKAGES, byte_code.STAGEC):
+        shutil.rmtree(folder, ignore_errors=True)
     for file in (FINGERPRINT, NOTE, PACKAGES, _STATE):
         Path(file).unlink(missing_ok=True)
     print(message)
@@ -169,6 +171,7 @@ class Arguments(argparse.Namespace):
     release: str
     architecture: str
     trimmed: bool
+    stagec: Path | None
     step: str | None
 
 
@@ -238,6 +241,8 @@ def compile_modules(arguments: Arguments) -> str:
         for package in json.loads(Path(PACKAGES).read_text(encoding="utf-8"))["packages"]
     }
     byte_code.compile_all(Path(SITE_PACKAGES), wheels, pip_settings.cache_folder(State.read().settings))
+    if arguments.stagec:
+        byte_code.compile_stagec(arguments.stagec)
     Path(FINGERPRINT).write_text(fingerprint(Path(SITE_PACKAGES), arguments.architecture) + "\n", encoding="ascii")
     Path(_STATE).unlink()
     return f"{arguments.display} is installed"
@@ -258,6 +263,7 @@ if __name__ == "__main__":
     parser.add_argument("--release", default=platform.python_version(), help="the Python that actions run: 3.11.9")
     parser.add_argument("--architecture", default=platform.machine(), help="that of the packages, as uname -m has it")
     parser.add_argument("--trimmed", action="store_true", help="leave out packages' own tests, headers and stubs")
+    parser.add_argument("--stagec", type=Path, help="the folder of stagec's modules, to compile them too")
     parser.add_argument("--step", choices=STEPS, help="do this step alone; all without")
     arguments = parser.parse_args(namespace=Arguments())
     os.umask(0o022)  # modes of files are in the keys of some caches

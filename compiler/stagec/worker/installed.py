@@ -1,9 +1,17 @@
-"""Where an action's packages are, if they are not inputs of it: rules/toolchain.bzl, `packages_are_inputs`."""
+"""Where an action's packages are, and byte code of stagec's own modules, if these are not inputs of it.
+
+For packages that is so with `packages_are_inputs = False` (rules/toolchain.bzl). Byte code never is an input: whether it
+is there changes nothing but how long a start takes. Where packages are installed, it lies beside them
+(rules/private/byte_code.py).
+"""
 
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 
 _FINGERPRINT = "fingerprint.txt"
+_BYTE_CODE = "byte-code"
 
 
 def find_packages() -> None:
@@ -21,3 +29,44 @@ def find_packages() -> None:
             known = (entry, os.path.abspath(entry))
             sys.path[:] = [entries[at] if path in known else path for path in sys.path]
             os.environ["PYTHONPATH"] = os.pathsep.join(entries)
+
+
+def find_byte_code() -> None:
+    """Have this process, and those that it starts, compile none of stagec's modules whose byte code is on this machine.
+
+    Its folder becomes the last entry of PYTHONPATH, so that a worker's actions see it. No module is imported from there:
+    Python reads the source, compares its hash, and takes the byte code (https://peps.python.org/pep-0552).
+    """
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if os.path.basename(entries[-1]) != _BYTE_CODE:
+        beside = (os.path.join(os.path.dirname(os.path.realpath(entry)), _BYTE_CODE) for entry in entries if entry)
+        folder = next(filter(os.path.isdir, beside), None)
+        if folder is None:
+            return
+        entries.append(folder)
+        sys.path.append(folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join(entries)
+    sys.meta_path.insert(0, _Finder(entries[-1]))
+
+
+class _Finder:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._there = frozenset(os.listdir(folder))
+
+    def find_spec(self, name: str, path: "Sequence[str] | None", target: object = None, /) -> "ModuleSpec | None":
+        if f"{name}.pyc" not in self._there:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(name, spec.loader.path, f"{self._folder}/{name}.pyc")
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, byte_code: str) -> None:
+        super().__init__(name, path)
+        self._byte_code = byte_code
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(self._byte_code if path.endswith(".pyc") else path)
