@@ -56,6 +56,7 @@ def clean_build(built: Workspace, cpu: list[float]) -> float:
 
 def script(built: Workspace, cpu: list[float], isa: str) -> float:
     """Build the same with the plain script, for an instruction set; return and add as `clean_build` does."""
+    built.prepare_script()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = built.plain_script(isa=isa)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

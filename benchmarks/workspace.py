@@ -28,6 +28,7 @@ NO_WORKER = tuple(f"--strategy=Stagec{stage}=sandboxed" for stage in ("Export", 
 """Options of a build in which every action is a sandboxed process of its own."""
 
 
+_PYTHON = (sys.executable, "-s", "-P")
 _WRITE_BYTE_CODE = """import jax
 from jax.experimental import serialize_executable
 
@@ -78,13 +79,17 @@ class Workspace(NestedBazel):
         shutil.rmtree(output, ignore_errors=True)
         script = Path(__file__).with_name("plain.py")
         words = [script, self.root, output, *([cache] if cache else [])]
-        python = [sys.executable, "-s", "-P"]
+        self.prepare_script()
         env = environment(self.folder, XLA_FLAGS=isa and f"--xla_cpu_max_isa={isa}")
-        if not Path(env["PYTHONPYCACHEPREFIX"]).exists():
-            subprocess.run([*python, "-c", _WRITE_BYTE_CODE], check=True, env=env, capture_output=True)
         started = time.monotonic()
-        subprocess.run([*python, *map(str, words)], check=True, env=env, capture_output=True)
+        subprocess.run([*_PYTHON, *map(str, words)], check=True, env=env, capture_output=True)
         return time.monotonic() - started
+
+    def prepare_script(self) -> None:
+        """Write the byte code of what the plain script imports, if it is not there."""
+        env = environment(self.folder)
+        if not Path(env["PYTHONPYCACHEPREFIX"]).exists():
+            subprocess.run([*_PYTHON, "-c", _WRITE_BYTE_CODE], check=True, env=env, capture_output=True)
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds so far of Bazel's server, and of all processes that it started."""

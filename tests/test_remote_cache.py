@@ -1,7 +1,4 @@
-"""Caches that several clones share, with nginx as the cache: what is hit, what is downloaded, and what damage does.
-
-Modules: `worker/installed.py`.
-"""
+"""Caches that several clones share, with nginx as the cache: what is hit, what is downloaded, and what damage does."""
 
 import hashlib
 import os
@@ -286,7 +283,7 @@ def test_a_result_that_names_other_contents_is_not_bundled(clone: Clone, cache: 
     clone.run("clean")
     done = clone.call("build", HERE, ALL, "//models")
     assert done.returncode == 1
-    assert f"{name.removesuffix('.xla')}: the description is of another executable" in done.stderr
+    assert f"{name.removesuffix('.xla')}: the description belongs to a different executable" in done.stderr
     clone.clean_build(HERE, "--noremote_accept_cached")
     clone.clean_build(HERE)
     assert clone.artifacts() == wanted

@@ -1,8 +1,7 @@
 """Where an action's packages are, and byte code of stagec's own modules, if these are not inputs of it.
 
-For packages that is so with `packages_are_inputs = False` (rules/toolchain.bzl). Byte code never is an input: whether it
-is there changes nothing but how long a start takes. Where packages are installed, it lies beside them
-(rules/private/byte_code.py).
+Packages are not with `packages_are_inputs = False` (rules/toolchain.bzl). Byte code never is: whether it is there changes
+only how long a start takes. rules/private/byte_code.py writes it beside the packages.
 """
 
 import os
