@@ -1,4 +1,4 @@
-"""Byte code of stagec's own modules, which python_environment.py writes beside the packages, and no action has as an input."""
+"""Byte code of stagec's own modules, which python_environment.py writes beside the packages: it is not an input."""
 
 import os
 import shutil

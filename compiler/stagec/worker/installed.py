@@ -33,8 +33,8 @@ def find_packages() -> None:
 def find_byte_code() -> None:
     """Have this process, and those that it starts, compile none of stagec's modules whose byte code is on this machine.
 
-    Its folder becomes the last entry of PYTHONPATH, so that a worker's actions see it. No module is imported from there:
-    Python reads the source, compares its hash, and takes the byte code (https://peps.python.org/pep-0552).
+    Its folder becomes the last entry of PYTHONPATH, so that a worker's actions see it. It has no modules: Python reads
+    a source, compares its hash, and takes the byte code (https://peps.python.org/pep-0552).
     """
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if os.path.basename(entries[-1]) != _BYTE_CODE:
