@@ -1,6 +1,7 @@
 """The pages: generated parts are current, links lead somewhere, manifests are valid, and every command is run."""
 
 import ast
+import io
 import json
 import os
 import re
@@ -47,6 +48,28 @@ RUN_ELSEWHERE = {
 }
 
 
+def is_code(path: Path) -> bool:
+    """Whether a file is Python, Starlark, or a script of a shell."""
+    if path.suffix in (".bzl", ".py", ".sh") or path.name == "BUILD":
+        return path.is_file()
+    return not path.suffix and path.is_file() and path.read_bytes()[:2] == b"#!"
+
+
+def refused_in(path: Path) -> list[str]:
+    """Return what of REFUSED is in the strings and comments of a file of code."""
+    text = path.read_text("utf-8")
+    parts = list(enumerate(text.splitlines(), 1))
+    if path.suffix != ".sh" and not re.match("#!.*sh$", text, re.MULTILINE):  # the others have Python's syntax
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        parts = [(token.start[0], token.string) for token in tokens if token.type in _WORDS]
+    return [
+        f"{os.path.relpath(path, ROOT)}:{line}: {match[0]}"
+        for line, part in parts
+        for pattern in REFUSED
+        for match in re.finditer(pattern, part)
+    ]
+
+
 def commands(page: str) -> list[str]:
     return [line.strip() for line in TEXTS[page].splitlines() if re.match(PROGRAMS, line)]
 
@@ -86,11 +109,14 @@ def test_the_words_are_plain(page: str) -> None:
 )
 def test_words_of_code(package: Path) -> None:
     """Docstrings, messages and comments of the package read like the pages."""
-    for path in sorted(package.glob("*.py")):
-        with path.open("rb") as source:
-            kept = [token for token in tokenize.tokenize(source.readline) if token.type in _WORDS]
-        refused = [(token, match[0]) for token in kept for p in REFUSED for match in re.finditer(p, token.string)]
-        assert not refused, [f"{path.name}:{token.start[0]}: {words}" for token, words in refused]
+    assert [place for path in sorted(package.glob("*.py")) for place in refused_in(path)] == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "rules", "tests", "tools"])
+def test_words_of_code_outside_the_package(folder: str) -> None:
+    """Those of Python, Starlark and shell scripts."""
+    paths = sorted(path for path in (ROOT / folder).rglob("*") if is_code(path))
+    assert [place for path in paths for place in refused_in(path)] == []
 
 
 @pytest.mark.parametrize("page", WRITTEN)
@@ -180,6 +206,28 @@ def test_every_command_has_its_exit_statuses() -> None:
     }
     assert len(returning) >= 10
     assert {name for name in returning if f"`{name}" not in section} == set()
+
+
+def test_the_page_lists_what_a_manifest_declares() -> None:
+    text = (ROOT / "rules" / "private" / "manifest.bzl").read_text("utf-8")
+    declared = set(re.findall(r'(?:name \+ |\(aot_\w+, )"\.(\w+)"', text)) - {"imports"}  # which is for exports alone
+    for pattern in re.findall(r'(?:"%s|name \+ ")\.(golden_\w*%s\w*test)', text):
+        declared |= {pattern.replace("%s", which) for which in ("", "cuda_", "tpu_")}
+    declared = {name.replace("__", "_") for name in declared} - {"golden_optimized_test"}  # none for CPUs
+    section = TEXTS["docs/bazel.md"].partition("\n## Targets\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"`<manifest>\.(\w+)`", section)
+    assert len(declared) > 20
+    assert sorted(listed) == sorted(declared)
+
+
+def test_the_page_lists_every_output_group_of_a_bundle() -> None:
+    text = (ROOT / "rules" / "private" / "bundle.bzl").read_text("utf-8")
+    groups = re.search(r"^_TEXTS = \[(.*)\]$", text, re.MULTILINE)
+    assert groups
+    section = TEXTS["docs/bazel.md"].partition("\n## Output groups\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == sorted(
+        [*re.findall(r'"(\w+)"', groups[1]), "profile"]
+    )
 
 
 def test_the_matrix_lists_the_known_builds_of_jaxlib() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +24,7 @@ from jax.custom_batching import custom_vmap
 from jax.dtypes import float0
 
 from stagec.core.sizes.avals import Aval
+from stagec.core.sizes.size import names_in
 from stagec.core.telling.refusal import CallError
 from stagec.core.trees.tree import Tree
 from stagec.loader.bundle import Bundle
@@ -153,7 +153,7 @@ class _Composed:
 class _Flat:
     """An exported function of arrays, or a derivative of one, as JAX transforms it.
 
-    call: takes and gives arrays; in the place of one of dtype float0, which has no values, one of booleans.
+    call: takes and gives arrays. Arrays of dtype float0 have no values: it takes and gives booleans instead.
     """
 
     def __init__(self, variant: Variant, exported: Any, vmap: str | None, order: int = 0) -> None:
@@ -277,13 +277,8 @@ def _unfolded(result: Any, axis: int, count: int) -> Any:
 def _axis(shape: Sequence[Any], name: str) -> int | None:
     """Return the axis of the dimension `name`; None where the shape does not have it once, or has 2*name, say."""
     sizes = [str(size) for size in shape]
-    return (
-        sizes.index(name) if sizes.count(name) == 1 and not any(name in _words(s) for s in sizes if s != name) else None
-    )
-
-
-def _words(size: str) -> list[str]:
-    return re.findall(r"\w+", size)
+    elsewhere = any(name in names_in(size) for size in sizes if size != name)
+    return sizes.index(name) if sizes.count(name) == 1 and not elsewhere else None
 
 
 def _is_real(value: Any) -> bool:

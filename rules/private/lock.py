@@ -155,6 +155,7 @@ def _resolve(uv: Uv, words: Sequence[str], output: Path) -> tuple[dict[str, str]
 
 def _without_wheel(said: str) -> dict[str, str]:
     """The packages for which uv says that no wheel fits, with what there is instead."""
+    # Read in uv 0.13.9, which has no other form of this.
     reasons = dict.fromkeys(re.findall(r"Wheels are required for `([^`]+)`", said), "a source distribution alone")
     for name, version, tags in re.findall(r"wheels (?:are available )?for `([^`]+)` \(v([^)]+)\) (.+)", said):
         reasons[name] = f"{version} has wheels " + tags.replace("`", "").replace("with the following ", "for the ")

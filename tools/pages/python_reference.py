@@ -25,6 +25,8 @@ _INTERNAL = {
 """Members that other modules of stagec use, and nobody else."""
 
 _SIGNATURE_WIDTH = 100
+_PUBLIC = {"_jax.Device": "jax.Device", "_jax.LoadedExecutable": "jaxlib.xla_client.LoadedExecutable"}
+"""The names by which people import classes that the sources take from `jaxlib._jax`."""
 
 
 def as_markdown(root: Path, names: Sequence[str]) -> str:
@@ -103,6 +105,8 @@ def _function(function: griffe.Function, heading: str, owner: str = "") -> str:
     if len(shown) > _SIGNATURE_WIDTH:
         head, end = shown.split("(", 1)[0], shown[shown.rindex(")") :]
         shown = f"{head}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + end
+    for private, public in _PUBLIC.items():
+        shown = shown.replace(private, public)
     decorators = "".join(
         f"@{decorator.value}\n"
         for decorator in function.decorators

@@ -50,7 +50,7 @@ class Dim:
 
     @functools.cached_property
     def _known(self) -> Size | int:
-        """The same of all sizes that are one expression, where constraints say which names are equal to what."""
+        """The size in its normal form: equal for all sizes that the constraints make equal."""
         size = without_equal_names(self.size, self.constraints) if self.constraints else self.size
         number = size.constant
         return size if number is None else number

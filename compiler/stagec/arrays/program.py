@@ -18,7 +18,7 @@ from stagec.arrays.values import Literal, ShapedArray
 
 @dataclass(frozen=True, eq=False)
 class Primitive:
-    """An operation of programs: a row of the table of primitives. All that is said of it is said here.
+    """An operation of programs: a row of the table of primitives. This row defines it completely.
 
     name: as programs show it.
     infer: takes the `ShapedArray` of each operand, and parameters by name; gives that of the result, or a list of those
@@ -29,8 +29,8 @@ class Primitive:
         cotangent of each operand, None for zero. None where the derivative is zero; a string says why
         there is none.
     several: whether it has a list of results.
-    of_keys: of PRNG keys: True where it takes them as other arrays; or what gives operands and parameters that do the
-        same to their words, which are a last dimension of size 2; None where it does not take keys.
+    of_keys: of PRNG keys. True: it takes them as it takes other arrays. A function: it returns operands and parameters
+        that do the same to the words of keys, a last dimension of size 2. None: it does not take keys.
 
     Parameters are hashable.
     """

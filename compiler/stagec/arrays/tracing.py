@@ -2,7 +2,7 @@
 
 A `Trace` is one such run. The current one is in a context variable, so that threads and coroutines each have their own,
 and an error leaves none behind. Traces nest: inside a function that is traced, `trace` records a part of it apart
-(a loop's body). That part may use values of the traces around it, which become its first inputs (`Traced.captured`).
+(a loop's body). That part may use values of the traces around it, which become its first inputs (`Recorded.captured`).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def current() -> Trace | None:
     return _CURRENT.get()
 
 
-class Traced(NamedTuple):
+class Recorded(NamedTuple):
     """What `trace` gives.
 
     program: its inputs are what was captured, and then the arguments. result: what the function returned, with
@@ -219,7 +219,7 @@ class Traced(NamedTuple):
 
 def trace(
     function: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray], name: str = "", apart: bool = False
-) -> Traced:
+) -> Recorded:
     """Run a function of arrays with tracers for `avals`, and return what it did.
 
     function: gives a sequence of results: arrays, of this trace or others. name: of it, for messages.
@@ -241,7 +241,7 @@ def trace(
     captured = run.captured()
     variables = [*captured, *given]
     program = Program(variables, run.equations, outputs, run.constants())
-    return Traced(program, list(captured.values()))
+    return Recorded(program, list(captured.values()))
 
 
 def refuse(value: Tracer, use: str, write: str) -> TracerError:

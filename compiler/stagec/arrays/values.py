@@ -17,7 +17,6 @@ from stagec.core.sizes.avals import Aval
 
 Scalar: TypeAlias = bool | int | float | complex
 Function = TypeVar("Function", bound=Callable[..., Any])
-SCALARS = (bool, int, float, complex)
 
 
 class ShapedArray(NamedTuple):

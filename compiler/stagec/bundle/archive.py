@@ -270,8 +270,8 @@ class Archive:
         check: raises ValueError for an index of another kind; by default, for an index that is not a bundle's.
         vouch: is given the index before anything parses it, and what returns the SHA-256 (hex) of the file that has
             it. It raises LoadError where nobody vouches for the index. None: nobody is asked.
-        whole: False for a bundle of which little is read: what lies before a member is checked when that is read, and
-            what the index says of a function when `function` gives it.
+        whole: False for a bundle of which little is read. The bytes before a member are then checked when that is read,
+            and a function's part of the index when `function` gives it.
         Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
         what `vouch` raises.
         """
@@ -377,7 +377,7 @@ class Archive:
             what = f"{entry.name} is not what the index says: its sha256 is {sha256}"
             raise LoadError("digest", f"{self.path}: {what}")
         if crc != entry.crc:
-            raise LoadError("digest", f"{self.path}: {entry.name} has another CRC-32 than the zip says")
+            raise LoadError("digest", f"{self.path}: {entry.name} does not have the CRC-32 that the zip lists")
 
     def _decode(self) -> list[_Entry]:
         """Return the members in their order, after comparing all that is between their data with `encode`'s."""
@@ -445,7 +445,7 @@ class Archive:
             raise self._not_a_bundle(f"{INDEX} has {entry.size:,} bytes, over the limit of {LARGEST_INDEX:,}")
         data = self._source.read(entry.start, entry.size)
         if zlib.crc32(data) != entry.crc:
-            raise LoadError("digest", f"{self.path}: {INDEX} has another CRC-32 than the zip says")
+            raise LoadError("digest", f"{self.path}: {INDEX} does not have the CRC-32 that the zip lists")
         if vouch is not None:
             before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))
@@ -496,7 +496,7 @@ def _check_names(names: Sequence[str]) -> None:
         name = next(name for name in names if not _are_names([name]))
         raise ValueError(f"{name[:LONGEST_NAME]!r} is not a name for a member")
     if len({*names}) < len(names):
-        raise ValueError(f"{Counter(names).most_common(1)[0][0]} is there twice")
+        raise ValueError(f"{Counter(names).most_common(1)[0][0]} appears twice")
     folders = sorted(f"{name}/" for name in names) if "/" in "".join(names) else ()
     # What is below a folder comes right after it.
     for folder, other in itertools.pairwise(folders):

@@ -81,7 +81,7 @@ class Statement(NamedTuple):
             listed = [(subject["name"], subject["digest"]["sha256"]) for subject in data["subject"]]
             subjects = dict(listed)
             if len(subjects) != len(listed):
-                raise ValueError("a subject is there twice")
+                raise ValueError("a subject appears twice")
         except ValueError as error:
             what = f"what is signed is not the provenance of a bundle: {error}"
             raise LoadError("signature", f"{path}: {what}") from error
@@ -215,10 +215,10 @@ def open_signed(
     signature: str | Path | Sequence[str | Path] | None = None,
     whole: bool = True,
 ) -> Archive:
-    """Open a bundle that enough of `keys` signed. Nothing of it is parsed before, but where its members are.
+    """Open a bundle that enough of `keys` signed. Before that is known, only the places of its members are read.
 
-    The signed statement has the digest of the index and of every member, so that what the archive hands out later,
-    each with the digest that the index says, is what was signed.
+    The signed statement has the digest of the index and of every member. So the archive hands out only what was signed:
+    it compares each member with the digest in the index.
     keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`. whole: as
     for `Archive`.
     Raises LoadError: "signature" when a signature is missing, is not right or is of other content; "key" when a key

@@ -63,7 +63,7 @@ class Base(NamedTuple):
             manifest = _read(_blob(folder, listed[0]), _BASE)
             config = _read(_blob(folder, manifest["config"]), _BASE_CONFIG)
             if len(config["rootfs"]["diff_ids"]) != len(manifest["layers"]):
-                raise ValueError("its config is of another number of layers")
+                raise ValueError("its config lists a different number of layers")
         return Base(config, manifest["layers"], folder)
 
 

@@ -248,5 +248,5 @@ class Files:
     def _refusal(self, faults: list[str]) -> LoadError:
         listed = "".join(f"\n  {fault}" for fault in faults)
         return LoadError(
-            "weights", f"{self._archive_path}: weights beside the bundle are missing or are others:{listed}"
+            "weights", f"{self._archive_path}: weights beside the bundle are missing or are not the right ones:{listed}"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from stagec.bundle import expiry, index as bundle_index
 from stagec.core.builds import naming
-from stagec.core.telling.errors import Problem, StagecError, nearest
+from stagec.core.telling.errors import Problem, StagecError, mistake, nearest
 
 _SHOWN = 3
 """How many functions a sentence names."""
@@ -34,7 +34,7 @@ def serves(
     for what, names, known in (("function", functions, index["functions"]), ("target", targets, index["targets"])):
         for name in names:
             if name not in known:
-                raise StagecError(Problem("", "", f"no {what} {name!r}", nearest(name, known)))
+                raise mistake(f"no {what} {name!r}", nearest(name, known))
     return [
         row
         for jaxlib in jaxlibs

@@ -194,10 +194,10 @@ def check_frame(index: Any) -> None:
     if not several_jaxlibs and bool(files) != (index["format"] == FORMAT_WITH_FILES):
         raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, not of {index['format']}")
     if "weights_files" in index and not files:
-        raise ValueError("weights_files: there is none, and so no key")
+        raise ValueError("weights_files: leave the key out, as there are no files")
     if "base" in index:
         if not several_jaxlibs:
-            raise ValueError(f"base: it is of format {FORMAT_WITH_JAXLIBS}")
+            raise ValueError(f"base: only format {FORMAT_WITH_JAXLIBS} has this key")
         _check_named("base.index", index["base"]["index"], index["members"], "member")
     for name, weight in index["weights"].items():
         if "file" in weight:
@@ -206,11 +206,11 @@ def check_frame(index: Any) -> None:
             _check_array(f"weights.{name}", weight, index["members"])
     unused = sorted(files.keys() - {weight.get("file") for weight in index["weights"].values()})
     if unused:
-        raise ValueError(f"weights_files: no array is of {unused[0]}")
+        raise ValueError(f"weights_files: no array comes from {unused[0]}")
     for name, (function, variant) in spelling.variants(index["functions"]).items():
         artifact = naming.artifact(function, variant)
         if artifact != name:
-            raise ValueError(f"functions.{name}: it is of {artifact}")
+            raise ValueError(f"functions.{name}: it belongs to {artifact}")
 
 
 def check_function(index: Mapping[str, Any], name: str) -> None:
@@ -228,7 +228,7 @@ def check_function(index: Mapping[str, Any], name: str) -> None:
         raise ValueError(_ONLY_SEVERAL_JAXLIBS)
     for which in ("in", "out"):
         if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
-            raise ValueError(f"{where}.{which}_avals: the tree has another number of leaves")
+            raise ValueError(f"{where}.{which}_avals: the tree has a different number of leaves")
     for key in ("exported", "description"):
         if key in function:
             _check_named(f"{where}.{key}", function[key], index["members"], "member")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from stagec.core.data import reading
-from stagec.core.telling.errors import Problem, StagecError, install
+from stagec.core.telling.errors import Problem, StagecError, install, mistake
 from stagec.core.telling.refusal import LoadError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def private_key(path: str, pem: bytes, passphrase: Callable[[], bytes]) -> Priva
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ModuleNotFoundError as error:
         what = "signing takes the package cryptography, which is not installed"
-        raise StagecError(Problem("", "", what, install("cryptography"))) from error
+        raise mistake(what, install("cryptography")) from error
 
     if pem.count(_PEM) > 1:
         raise StagecError(Problem(path, "", f"it has {pem.count(_PEM)} keys", "give one key a file"))

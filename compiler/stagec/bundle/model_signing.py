@@ -58,7 +58,7 @@ class SignedModel(NamedTuple):
         resources = statement["predicate"]["resources"]
         files = {resource["name"]: resource["digest"] for resource in resources}
         if len(files) != len(resources):
-            raise ValueError("predicate.resources: a file is there twice")
+            raise ValueError("predicate.resources: a file appears twice")
         return SignedModel(files)
 
     def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path, bundle: str | Path) -> None:

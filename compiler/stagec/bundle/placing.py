@@ -142,7 +142,7 @@ class Folder:
             with self._blobs() as blobs, writing.made(self._work, "moves/any") as moves, contextlib.ExitStack() as undo:
                 for at, blob in new.items():
                     if not _is(blob.digest, blobs, blob.digest):
-                        raise OSError(errno.EBADMSG, f"what arrived has not the sha256 {blob.digest}")
+                        raise OSError(errno.EBADMSG, f"the downloaded file does not have the sha256 {blob.digest}")
                     with writing.made(self._top, at) as parent:
                         if stat.S_ISDIR(_mode(_leaf(at), parent) or 0):
                             raise OSError(errno.EISDIR, "it is a folder")

@@ -72,7 +72,7 @@ def _read(suffix: str, content: bytes, path: str) -> Statement | SignedModel | s
         if suffix == STATEMENT_SUFFIX:
             said = Statement.read(content, path)
             if not isinstance(said, Statement):
-                raise ValueError("it says nothing of how a bundle was built")
+                raise ValueError("it does not say how a bundle was built")
             return said
         envelope = Envelope.from_json(content)
         if not envelope.signatures:

@@ -25,7 +25,7 @@ from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import Descriptor, FileOf, Layout
 from stagec.bundle.placing import Blob, Folder
 from stagec.core.data import strict_json, writing
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import StagecError, mistake
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 
@@ -46,11 +46,14 @@ _SLOWEST = 2**16
 """Bytes that move, or a registry has stopped answering: in the seconds of `timeout`."""
 _BESIDE = 2**26
 """Bytes that skopeo may read beside the blobs of an image (64 MiB): tokens, manifests, certificates."""
+# skopeo 1.9.3, Debian 12's, ends with 1 for every failure, and its words alone say which. (From 1.16 on it ends with 2
+# where something is absent. Its own `--retry-times` knows fewer broken connections than these.)
 _BROKEN = re.compile("EOF|connection reset|closed network connection|broken pipe|timeout|50[0-9] ", re.IGNORECASE)
 """What skopeo says of connections that broke. What a registry refuses, it refuses again."""
 _ABSENT = "manifest unknown", "name unknown", "not found", "404"
 """What registries say of what they do not have."""
 _FATAL = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
+"""How skopeo's log has its last words."""
 _LONGEST_REASON = 1000
 _IMAGES = json_shapes.shape(
     {
@@ -81,7 +84,7 @@ class Reference(NamedTuple):
         match = _REFERENCE.fullmatch(text)
         if not match or not (match["tag"] or match["digest"]):
             write = "write for example registry.example.com/models/digits:1.0.0, or ...@sha256:... for a digest"
-            raise StagecError(Problem("", "", f"{text!r} names no image of a registry", write))
+            raise mistake(f"{text!r} is not the name of an image in a registry", write)
         return Reference(match["repository"], match["tag"] or "", match["digest"] or "")
 
     def __str__(self) -> str:
@@ -119,7 +122,7 @@ class Registry:
         program = shutil.which("skopeo")
         if program is None:
             write = "apt-get install skopeo, dnf install skopeo or brew install skopeo"
-            raise StagecError(Problem("", "", "skopeo, which moves images, is not installed", write))
+            raise mistake("skopeo, which moves images, is not installed", write)
         self._program, self._verify, self._timeout = program, str(not plain_http).lower(), timeout
 
     def push(self, image: Layout, target: Reference) -> None:
@@ -155,7 +158,7 @@ class Registry:
             if any(layer["digest"].removeprefix("sha256:").startswith(wanted) for layer in layers):
                 gone.add(digest)
         if not gone:
-            raise StagecError(Problem("", "", f"{source}: nothing is said about it in a file of sha256 {wanted}..."))
+            raise mistake(f"{source}: no file about this image has the sha256 {wanted}...")
         tags = self._tags(source)
         for digest in gone:
             tag = layout.referrer_tag(source.digest, digest)
@@ -288,7 +291,7 @@ class Registry:
             if len(wanted) == len(listed) == len(known):
                 return
             self._write(tag, wanted)
-        raise StagecError(Problem("", "", f"{tag}: others write this list all the time", "push again"))
+        raise mistake(f"{tag}: other pushes keep changing this list", "push again")
 
     def _write(self, tag: Reference, listed: Sequence[Descriptor]) -> None:
         """Write a list under a tag."""
@@ -308,7 +311,7 @@ class Registry:
         words = ["inspect", "--raw", f"--tls-verify={self._verify}", f"docker://{source}"]
         raw = self._run(words, str(source))
         if source.digest and _digest(raw) != source.digest:
-            raise StagecError(Problem("", "", f"{source}: the registry has something else there, {_digest(raw)}"))
+            raise mistake(f"{source}: the registry has something else there, {_digest(raw)}")
         return raw
 
     def _copy(self, source: str, target: str, *options: str, size: int | None = None) -> None:
@@ -334,7 +337,7 @@ class Registry:
             if not _BROKEN.search(reason):
                 break
             time.sleep(0.25 * 2**attempt)
-        raise StagecError(Problem("", "", f"{named}: {reason}"))
+        raise mistake(f"{named}: {reason}")
 
     def _wait(self, command: Sequence[str], output: BinaryIO, log: BinaryIO, named: str, size: int | None) -> int:
         """Run a command; return its exit status. Raises StagecError where nothing moves any more, or too much."""
@@ -346,13 +349,12 @@ class Registry:
                     return process.wait(min(0.2, self._timeout))
                 read, moved = _moved(process.pid)
                 if size is not None and read > size + size // 8 + _BESIDE:
-                    what = f"{named}: the registry sends more than the {size:,} bytes that it says"
-                    raise StagecError(Problem("", "", what))
+                    raise mistake(f"{named}: the registry sends more than the {size:,} bytes that it says")
                 if moved - mark > _SLOWEST:
                     mark, since = moved, time.monotonic()
                 if time.monotonic() - since > self._timeout:
                     what = f"{named}: the registry has sent and taken less than 64 KiB in {self._timeout:g} seconds"
-                    raise StagecError(Problem("", "", what, "give it longer: --timeout SECONDS"))
+                    raise mistake(what, "give it longer: --timeout SECONDS")
         finally:
             process.kill()
             process.wait()
@@ -441,7 +443,7 @@ def _image(raw: bytes, source: Reference) -> _Image:
 
 def _no_bundle(source: Reference, why: str, write: str = "") -> StagecError:
     write = write or f"pull what `push` wrote: a container image, or one of type {layout.MODEL}"
-    return StagecError(Problem("", "", f"{source} is not a bundle: {why}", write))
+    return mistake(f"{source} is not a bundle: {why}", write)
 
 
 def _foreign(manifest: Mapping[str, Any]) -> bool:
@@ -473,9 +475,7 @@ def _path_of(layer: Mapping[str, Any], source: Reference) -> str:
     """Return the path of a layer's file. Raises StagecError where it has none below the folder."""
     path = layer.get("annotations", {}).get(layout.TITLE, "")
     if len(path) > _LONGEST_PATH or path.count("/") > _DEEPEST_PATH or not _PATH.fullmatch(path):
-        raise StagecError(
-            Problem("", "", f"{source}: a layer names no file below the folder: {strict_json.shown(path)}")
-        )
+        raise mistake(f"{source}: a layer has a path outside the folder: {strict_json.shown(path)}")
     return str(path)
 
 
@@ -484,9 +484,7 @@ def _parse(data: bytes, shape: json_shapes.Shape, named: str, most: int = _LARGE
         parsed = strict_json.parse(data, most)
         shape(parsed)
     except ValueError as error:
-        raise StagecError(
-            Problem("", "", f"{named}: what the registry has is not the manifest of an image: {error}")
-        ) from error
+        raise mistake(f"{named}: what the registry has is not the manifest of an image: {error}") from error
     return dict(parsed)
 
 

@@ -1,4 +1,4 @@
-"""Another file of weights in the place of one that a bundle has: the same arrays with other numbers.
+"""Another file of weights instead of one that a bundle has: the same arrays with other numbers.
 
 It is checked as a build checks the first one: names, dtypes and shapes; and by a digest or a signature, where the
 caller asks for one.

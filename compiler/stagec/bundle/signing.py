@@ -17,7 +17,7 @@ def sign(statement: bytes, key: PrivateKey, envelope: Envelope | None = None) ->
     A signature of the same key is replaced. Raises ValueError when `envelope` is of another statement, or full.
     """
     if envelope is not None and envelope.payload != statement:
-        raise ValueError("its signatures are of another statement")
+        raise ValueError("it signs a different statement")
     name = keys.keyid(key.public_key())
     others = [signature for signature in (envelope.signatures if envelope else ()) if signature[0] != name]
     if len(others) >= MOST_SIGNATURES:

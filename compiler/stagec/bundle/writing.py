@@ -61,7 +61,7 @@ def gather(
     weights: the arrays of each file that functions bind arguments to, by its path in the manifest.
     golden: inputs and outputs of some of `exports`, by their paths, as `frontends.golden` makes them.
     interfaces: what `Exported.interface` returns for each of `exports` without a description.
-    external: the files that stay beside the bundle, in the place of their arrays in `weights`.
+    external: the files that stay beside the bundle, instead of their arrays in `weights`.
     Raises Inconsistent when an executable was not compiled from the export given, or is not the one described;
     StagecError when weights are not those that the bound arguments take.
     """
@@ -108,7 +108,7 @@ def gather(
     # Last: a member that is there for other reasons keeps its name when these are stripped.
     for full_name, tensors in sorted((golden or {}).items()):
         function = functions[full_name.removeprefix(f"{name}.")]
-        function["golden"] = _golden(members, specs[full_name], function, tensors)
+        function["golden"] = _golden(members, specs[full_name], tensors)
     used = {entry["file"] for entry in weight_entries.values() if "file" in entry}
     listed = {name: {"sha256": file.sha256, "bytes": file.size} for name, file in sorted(files.items()) if name in used}
     result = {
@@ -217,9 +217,7 @@ def _weight(members: _Members, name: str, array: Tensor | Outside) -> dict[str, 
     return {"member": members.add_array("weights", array), "aval": str(array.aval)}
 
 
-def _golden(
-    members: _Members, spec: FunctionSpec, function: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> dict[str, Any]:
+def _golden(members: _Members, spec: FunctionSpec, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what the index says of golden inputs and outputs."""
     rows: dict[str, Any] = {"bucket": dict(spec.golden["bucket"]), "inputs": {}, "outputs": {}}
     for path, tensor in tensors.items():
@@ -255,7 +253,7 @@ def _described(name: str, description: bytes, exported: Content) -> dict[str, An
     except ValueError as error:
         raise Inconsistent(f"{name}: not the description of an exported artifact: {error}") from error
     if digest(exported) != data["exported_sha256"]:
-        raise Inconsistent(f"{name}: the description is of another export")
+        raise Inconsistent(f"{name}: the description belongs to a different export")
     data["components"].pop(components.INTERPRETER, None)
     return data
 
@@ -275,8 +273,8 @@ def _entry_of(
     if digest(exported) != description.exported_sha256:
         raise Inconsistent(f"{member.name} was compiled from another export of {artifact!r}")
     if digest(member.executable) != description.executable_sha256:
-        raise Inconsistent(f"{member.name}: the description is of another executable")
+        raise Inconsistent(f"{member.name}: the description belongs to a different executable")
     if digest(member.stablehlo) != description.stablehlo_sha256:
-        raise Inconsistent(f"{member.name}: the description is of another StableHLO module")
+        raise Inconsistent(f"{member.name}: the description belongs to a different StableHLO module")
     entry = index.executable_entry(description, "", "", "")
     return artifact, entry, index.target_entry(description), member

@@ -2,8 +2,8 @@
 
 A module has `OPTIONS`, each as usage lines show it with what it is (`--json` is declared for all), and `run`, which
 does the work: it returns what is printed, with the exit status (`files.Answer`), or None. For a user's mistake it
-raises StagecError, or lets a Refusal of the loader pass. Every command imports what it needs when it runs, so that
-planning needs nothing but pydantic; of one that Bazel keeps a worker for, `preload` imports all that can be imported
+raises StagecError, or lets a Refusal of the loader pass. Every command imports its modules when it runs, so
+that planning needs nothing but pydantic. Bazel keeps workers for some commands: their `preload` imports all that it can
 before.
 Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr), 1 for anything else: `explain` or `diff`
 found a difference, `verify` refuses.

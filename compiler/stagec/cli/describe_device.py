@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagec.cli.files import Answer, Options, write_whole
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import mistake
 
 OPTIONS = {
     "[--output OUTPUT]": "write the description to this file instead of stdout",
@@ -17,7 +17,7 @@ def run(options: Options) -> Answer:
     try:
         properties = nvidia.properties(local_cuda.describe_device())
     except CannotCompile as error:
-        raise StagecError(Problem("", "", str(error), error.write)) from error
+        raise mistake(str(error), error.write) from error
     text = nvidia.as_toml(properties)
     if options.output:
         write_whole(options.output, text.encode())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from stagec.core.data import reading, writing
-from stagec.core.telling.errors import Problem, StagecError, blaming, printable
+from stagec.core.telling.errors import Problem, StagecError, blaming, mistake, printable
 
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor
@@ -105,7 +105,7 @@ def split(text: str, parts: int) -> list[str]:
     """Return the values of an option that is `A=B=...`, as many as `parts`. Raises StagecError."""
     values = text.split("=")
     if len(values) != parts:
-        raise StagecError(Problem("", "", f"{text!r} has {len(values)} parts divided by '='; expected {parts}"))
+        raise mistake(f"{text!r} has {len(values)} parts divided by '='; expected {parts}")
     return values
 
 

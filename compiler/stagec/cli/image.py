@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options, on_disk, read, split, write_below
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, mistake
 
 if TYPE_CHECKING:
     from stagec.bundle.containers import Server
@@ -41,8 +41,7 @@ def chosen(options: Options) -> Layout:
     if options.base is None and options.packages is None:
         return layout_of(options, options.container)
     if not (options.base and options.packages and options.container):
-        what = "an image that serves the bundle takes all of --container, --base and --packages"
-        raise StagecError(Problem("", "", what))
+        raise mistake("an image that serves the bundle takes all of --container, --base and --packages")
     return layout_of(options, True, Server(Base.read(options.base), FolderOf.of(options.packages)))
 
 
@@ -76,14 +75,14 @@ def layout_of(options: Options, container: bool, server: Server | None = None) -
     about: dict[str, list[bytes]] = {}
     for suffix, paths in given_about.items():
         if len(paths) > MOST_ENVELOPES:
-            raise StagecError(Problem("", "", f"{len(paths)} files *{suffix}: no more than {MOST_ENVELOPES} are read"))
+            raise mistake(f"{len(paths)} files *{suffix}: no more than {MOST_ENVELOPES} are read")
         for path in paths:
             content = read(path, LARGEST)
             try:
                 referrers.check(suffix, content, path, options.bundle, archive, bundle.sha256)
             except LoadError as error:
                 # A file that is published by mistake, a key for example, is public from then on.
-                raise StagecError(Problem("", "", str(error), "nothing was published or written")) from error
+                raise mistake(str(error), "nothing was published or written") from error
             about.setdefault(suffix, []).append(content)
     caches = {Path(path).name: _file_of(path) for path in ([options.jax_cache] if options.jax_cache else [])}
     if not container:

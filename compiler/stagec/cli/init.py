@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options
 from stagec.cli.options import value
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, mistake
 
 if TYPE_CHECKING:
     from stagec.manifest.inference import Function
@@ -36,8 +36,7 @@ def run(options: Options) -> Answer:
         raise StagecError(Problem(options.workspace, "", "no such folder", "make it, or name another one"))
     root = here if options.workspace else workspace.root_of(here)
     if (root / "rules" / "private" / "manifest.bzl").is_file():
-        what = f"{root} is stagec's own checkout"
-        raise StagecError(Problem("", "", what, "name the folder of your models: --workspace ../mine"))
+        raise mistake(f"{root} is stagec's own checkout", "name the folder of your models: --workspace ../mine")
     for option in ("--args", "--name"):
         if len(options.functions) > 1 and getattr(options, option[2:]):
             what = f"it is about one function, and {len(options.functions)} are named"
@@ -64,7 +63,7 @@ def run(options: Options) -> Answer:
         advice += changes.advice
         targets.append(target)
     advice = sorted(dict.fromkeys(advice), key=lambda step: not step.startswith("bazel "))
-    command = f"{_bazel(root, stagec)} build {' '.join(dict.fromkeys(targets))}"
+    command = f"{_bazel(stagec)} build {' '.join(dict.fromkeys(targets))}"
     value = {"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command}
     lines = [f"{what:<8}  {written}" for written, what in done.items()]
     for file, text in paste.items():
@@ -101,7 +100,7 @@ def _named(text: str) -> tuple[str, str]:
     file, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         what = f'"{text}" does not name a function'
-        raise StagecError(Problem("", "", what, "write FILE.py:FUNCTION, such as models/net.py:predict"))
+        raise mistake(what, "write FILE.py:FUNCTION, such as models/net.py:predict")
     return file, name
 
 
@@ -145,6 +144,6 @@ def _programs() -> list[str]:
     return [*filter(None, [os.environ.get("BAZEL")]), "bazelisk", "bazel"]
 
 
-def _bazel(root: Path, stagec: str) -> str:
+def _bazel(stagec: str) -> str:
     on_path = next((program for program in _programs() if shutil.which(program)), None)
     return on_path or os.path.normpath(f"{stagec}/bazelw")

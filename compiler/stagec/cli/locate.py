@@ -21,6 +21,6 @@ def run(options: Options) -> Answer:
     with blaming(options.file, "give a file of output group debug"):
         operations = locations.find(Path(options.file), options.text)
     if not operations and not options.json:
-        print(f"{options.file}: the text names no operation of this file", file=sys.stderr)
+        print(f"{options.file}: no operation in this file matches the text", file=sys.stderr)
     value = {"operations": [asdict(operation) for operation in operations]}
     return Answer(value, locations.as_text(operations) if operations else "", 0 if operations else 1)

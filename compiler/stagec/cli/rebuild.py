@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stagec.cli.files import Answer, Options, write_whole
 from stagec.cli.options import value
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import mistake
 
 OPTIONS = {
     "bundle": "the bundle (.aot)",
@@ -50,4 +50,4 @@ def _bazel(options: Options, root: Path) -> list[str]:
         bazel = shutil.which(program)
         if bazel:
             return [bazel]
-    raise StagecError(Problem("", "", "there is no bazelisk or bazel on PATH", "name one: --bazel /path/to/bazel"))
+    raise mistake("there is no bazelisk or bazel on PATH", "name one: --bazel /path/to/bazel")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import Answer, Options, read, read_arrays, write_whole
 from stagec.cli.options import WEIGHTS, value
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, mistake
 
 if TYPE_CHECKING:
     from stagec.loader import golden
@@ -47,7 +47,7 @@ def run(options: Options) -> Answer:
     if options.golden:
         return _compare(options)
     if not options.function:
-        raise StagecError(Problem("", "", "no function is given", "name one after the bundle"))
+        raise mistake("no function is given", "name one after the bundle")
     progress = Progress("run", 1)
     bundle = load(options.bundle, options.target, weights=options.weights)
     function = trials.find(bundle, options.function)

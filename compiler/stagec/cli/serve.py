@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options
 from stagec.cli.options import WEIGHTS, at_least, more_than_0, value
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import mistake
 
 if TYPE_CHECKING:
     from stagec.serving.model import Model
@@ -72,13 +72,13 @@ def run(options: Options) -> None:
 
     server.log_to(sys.stderr, options.json_logs)
     if bool(options.tls_cert) != bool(options.tls_key):
-        raise StagecError(Problem("", "", "--tls-cert and --tls-key go together", "give both, or neither"))
+        raise mistake("--tls-cert and --tls-key go together", "give both, or neither")
     adapters = dict(word.partition("=")[::2] for word in options.adapter)
     for name, file in adapters.items():
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not file:
             given = f"{name}={file}" if file else name
             what = f"--adapter {given}: expected a name of letters, digits, _ and -, and a file"
-            raise StagecError(Problem("", "", what, "write for example --adapter french=french.safetensors"))
+            raise mistake(what, "write for example --adapter french=french.safetensors")
     keys = options.key or None
     listener = server.listen(options.host, options.port, options.socket)
 

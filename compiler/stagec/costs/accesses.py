@@ -15,13 +15,6 @@ from stagec.costs.hlo import Computation, Instruction, Program
 
 _NOTHING = hlo.FREE | {"add-dependency", "after-all", "domain", "opt-barrier", "partition-id", "replica-id"}
 """Opcodes that move no bytes."""
-_NAMES = frozenset(
-    (
-        *("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "GatherScatterIndicesBitpacked"),
-        *("SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"),
-    )
-)
-"""Custom calls that say something of an array, and move nothing either."""
 _MOVES = frozenset({*COLLECTIVES, "copy", "recv", "send", "slice"})
 """What goes on beside other things from its start to its end, of which each moves a part of the bytes."""
 _CHAIN = "chain_id="
@@ -59,7 +52,7 @@ def accessed(instruction: Instruction, computation: Computation, program: Progra
 def _custom_call(instruction: Instruction, operands: list[str]) -> int:
     match = operations.TARGET.search(instruction.attributes)
     target = match[1] if match else ""
-    if target in _NAMES:
+    if target in operations.NAMES:
         return 0
     if target.startswith("X64Split"):
         return sum(map(_size, operands)) // 2 + _size(instruction.result)

@@ -56,7 +56,7 @@ class Instruction(NamedTuple):
 
     @property
     def operation(self) -> str:
-        """The opcode without what says that it is the start of something that goes on beside others."""
+        """The opcode without `-start`, the suffix of asynchronous operations."""
         return self.opcode.removesuffix("-start")
 
     @property

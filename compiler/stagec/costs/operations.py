@@ -34,14 +34,14 @@ MULTIPLIED = ("dot", "ragged-dot", "scaled-dot", "convolution", "custom-call")
 """Opcodes of products and convolutions, also those of a library."""
 TARGET = re.compile(r' custom_call_target="([^"]*)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
-NOTHING = frozenset(
-    (
-        *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart"),
-        *("ConcatBitcast", "GatherScatterIndicesBitpacked", "MoveToDevice", "MoveToHost", "PinToDevice"),
-        *("PinToDeviceSram", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "X64Combine"),
-        *("X64SplitHigh", "X64SplitLow", "annotate_device_placement", "cu_lu_pivots_to_permutation"),
-        *("hip_lu_pivots_to_permutation",),
-    )
+SHARDINGS = frozenset(("SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"))
+"""Custom calls that say how an array is split: they are gone when a program is compiled."""
+NAMES = SHARDINGS | {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "GatherScatterIndicesBitpacked"}
+"""Custom calls that say something of an array: they compute nothing, and move nothing either."""
+NOTHING = NAMES.union(
+    ("AsyncCollectiveDone", "AsyncCollectiveStart", "MoveToDevice", "MoveToHost", "PinToDevice", "PinToDeviceSram"),
+    ("X64Combine", "X64SplitHigh", "X64SplitLow", "annotate_device_placement"),
+    ("cu_lu_pivots_to_permutation", "hip_lu_pivots_to_permutation"),
 )
 """Custom calls that compute nothing: they name, place or join arrays."""
 _GEMM = ("__cublas$gemm", "__cublas$lt$matmul")

@@ -9,7 +9,7 @@ import jax
 
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.telling.errors import StagecError
-from stagec.frontends.evaluation import KEY_IMPLEMENTATIONS
+from stagec.pjrt.jax_arrays import KEYS
 
 REFERENCE = "a program takes and gives arrays: make the reference inside, jax.new_ref(x), and return ref[...]"
 _WRITE = {
@@ -42,8 +42,8 @@ def check(spec: FunctionSpec, exported: jax.export.Exported) -> None:
         for aval in avals:
             if not hasattr(aval, "dtype"):
                 what = f"{where} is a token ({aval})"
-                raise spec.problem("", what, "order belongs into one program: take and return arrays alone")
-            if str(aval.dtype).startswith("key<") and str(aval.dtype) not in KEY_IMPLEMENTATIONS:
+                raise spec.problem("", what, "order operations inside one program; take and return only arrays")
+            if str(aval.dtype).startswith("key<") and str(aval.dtype) not in KEYS:
                 what = f"{where} is a PRNG key of an implementation of your own ({aval.dtype})"
                 write = "pass its words, jax.random.key_data(key), "
                 write += "and write jax.random.wrap_key_data(words, impl=...) inside"

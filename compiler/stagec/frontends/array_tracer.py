@@ -1,6 +1,6 @@
 """The tracer of the arrays frontend: a function of arrays, traced by stagec, through the stages."""
 
-# ruff: noqa: D102 - `jit.Tracer` documents the methods
+# ruff: noqa: D102 - `jit.Tracing` documents the methods
 from __future__ import annotations
 
 import dataclasses
@@ -20,13 +20,14 @@ from stagec.arrays.namespace.promotion import numpy_of
 from stagec.arrays.primitives import contractions, derivatives
 from stagec.arrays.program import Program, constant_bytes, pruned
 from stagec.arrays.tracing import Tracer
-from stagec.arrays.values import SCALARS, ShapedArray, ShapeDtypeStruct
+from stagec.arrays.values import ShapedArray, ShapeDtypeStruct
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.frontends import array_shardings, updates, user_code
 from stagec.frontends.jit import Arguments, Run, Traced
 from stagec.pjrt import dialects
+from stagec.pjrt.calling_convention import NUMBERS
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
 
@@ -287,7 +288,7 @@ def _structs(avals: Sequence[ShapedArray]) -> list[ShapeDtypeStruct]:
 
 def abstract(leaf: Any) -> ShapedArray:
     """Return what is known of an argument. Raises TypeError for what is not an array or a number."""
-    if isinstance(leaf, SCALARS) and type(leaf) in SCALARS:
+    if isinstance(leaf, NUMBERS) and type(leaf) in NUMBERS:
         dtype = dtypes.of_python(type(leaf))
         if type(leaf) is int and not dtypes.limits(dtype)[0] <= leaf <= dtypes.limits(dtype)[1]:
             raise OverflowError(f"an argument is {leaf}, which is out of the range of {dtype}")
@@ -315,7 +316,7 @@ def _result(leaf: Any, fun: Callable[..., Any]) -> Any:
     """Return a result of a function as an operand. Raises TypeError for what is not an array or a number."""
     if isinstance(leaf, Tracer | execution.Array):
         return leaf
-    if type(leaf) in SCALARS:
+    if type(leaf) in NUMBERS:
         return np.asarray(leaf).astype(dtypes.of_python(type(leaf)))
     if hasattr(leaf, "__array__"):
         array = np.asarray(leaf)

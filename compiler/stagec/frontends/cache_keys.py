@@ -36,7 +36,7 @@ def recorded(get: Callable[[], str]) -> Key:
 
     def keeping(before: Callable[..., None], hashed: Any, name: str, update: Callable[[Any], None]) -> None:
         part: list[bytes] = []
-        update(types.SimpleNamespace(update=part.append))  # in the place of a hash
+        update(types.SimpleNamespace(update=part.append))  # instead of a hash
         parts[name] = b"".join(part)
         before(hashed, name, update)
 

@@ -20,7 +20,7 @@ from stagec.core.telling.errors import Problem, nearest
 from stagec.frontends import msgpack_headers
 
 Tree: TypeAlias = Any
-"""Dicts, lists and None, with avals as strings in the places of arrays."""
+"""Dicts, lists and None, with avals as strings instead of arrays."""
 _SHORT = {dtype.numpy_name: name for name, dtype in DTYPES.items() if not name.startswith("key<")}
 """Our names of dtypes by numpy's."""
 _SHOWN = 8
@@ -32,8 +32,8 @@ def avals(spec: FunctionSpec, leaf: str, key: str, roots: Sequence[str]) -> Tree
     """Return the tree of avals that a leaf such as "safetensors:weights.safetensors?sep=." stands for.
 
     key: of the leaf, for messages. roots: folders below which the manifest's folder is looked for, first wins.
-    Raises StagecError where there is no such file, where it is of another kind or not whole, and where the library that
-    reads it is not installed.
+    Raises StagecError if there is no such file, if it is of another kind or not whole, and if the library for it is not
+    installed.
     """
     name, _, rest = leaf.partition(":")
     kind = _KINDS[name]
@@ -102,7 +102,7 @@ def _nested(tensors: Mapping[str, safetensors.Tensor], separator: str) -> dict[s
 
 
 def _orbax(path: Path) -> Any:
-    """Return the metadata of a checkpoint: what orbax stores of each leaf, in the places of leaves."""
+    """Return the metadata of a checkpoint: what orbax stores of each leaf, instead of the leaves."""
     from orbax import checkpoint
 
     if not (path / "_METADATA").is_file():  # orbax tells of another file

@@ -25,8 +25,8 @@ def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> lis
 
     named: the frontend's `named_arrays` of the function.
 
-    Each is a table: "name" of the variable that the function closed over, and "where", FILE:LINE of the code that uses
-    it, "" where they are not found; "aval"; "bytes". Arrays of one repeated value take no space and are not listed.
+    Each is a table: "name", the variable that the function closes over; "where", FILE:LINE of its use; "aval"; "bytes".
+    The first two are "" if they are not found. Arrays of one repeated value take no space and are not listed.
     """
     if len(serialized) < LARGE:
         return []

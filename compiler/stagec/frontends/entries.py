@@ -16,10 +16,9 @@ from stagec.core.sizes.avals import FILES, Aval, parse_aval
 from stagec.core.sizes.partitions import Partition
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.frontends import checkpoints, packages, repeatable, updates, user_code
+from stagec.pjrt.calling_convention import NUMBERS
 
 T = TypeVar("T")
-NUMBERS = (bool, int, float, complex)
-"""Python's numbers, which are traced wherever they are in a tree, as `jax.jit` does."""
 _SHOWN = 5
 """Numbers that a message shows."""
 

@@ -11,10 +11,8 @@ import jax
 import numpy as np
 
 from stagec.core.sizes.avals import Aval
+from stagec.pjrt.jax_arrays import KEYS
 from stagec.stages.exported import Exported
-
-KEY_IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-"""JAX's names of the implementations of PRNG keys, by dtype."""
 
 
 def results(
@@ -44,7 +42,7 @@ def results(
 
 def _logical(value: Any, aval: Aval) -> Any:
     if aval.dtype.startswith("key<"):
-        return jax.random.wrap_key_data(value, impl=KEY_IMPLEMENTATIONS[aval.dtype])
+        return jax.random.wrap_key_data(value, impl=KEYS[aval.dtype])
     return value
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from stagec.core.trees.one_level import OneLevel, StaticLeaf
-from stagec.frontends.entries import NUMBERS
+from stagec.pjrt.calling_convention import NUMBERS
 
 jax.tree_util.register_pytree_node(StaticLeaf, lambda leaf: ((), leaf.value), lambda value, _: StaticLeaf(value))
 
@@ -25,7 +25,7 @@ jax.tree_util.register_pytree_node(StaticLeaf, lambda leaf: ((), leaf.value), la
 def filtered(function: Callable[..., Any], arguments: Any, called: Callable[..., Any]) -> Callable[..., Any]:
     """Return `called` for arguments that `closed` has made; its results are closed in the same way.
 
-    called: what is called in the place of the user's function.
+    called: what is called instead of the user's function.
 
     A function that has nothing to do with that is returned as it is.
     """
@@ -42,7 +42,7 @@ def filtered(function: Callable[..., Any], arguments: Any, called: Callable[...,
 
 
 def closed(tree: Any, in_object: bool = False, in_module: bool = False) -> Any:
-    """Return `tree` with `StaticLeaf` in the place of each leaf that is static.
+    """Return `tree` with a `StaticLeaf` instead of each leaf that is static.
 
     in_object: whether `tree` is in an object. in_module: whether it is below a module of Equinox's.
     """

@@ -417,7 +417,7 @@ def devices_mesh(spec: FunctionSpec) -> jax.sharding.Mesh:
 
 
 def _expand(spec: FunctionSpec, key: str, prefix: Any, tree: Any, mesh: Any) -> Any:
-    """Return `tree` with a sharding in the place of each leaf, of a prefix of it (`entries.partitions_of`)."""
+    """Return `tree` with a sharding instead of each leaf; `prefix` has them (`entries.partitions_of`)."""
     shardings = []
     for partition in entries.partitions_of(spec, key, prefix, tree, _below, lambda node: len(jax.tree.leaves(node))):
         axes = [names[0] if len(names) == 1 else names or None for names in partition or ()]

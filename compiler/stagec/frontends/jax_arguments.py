@@ -12,7 +12,9 @@ import numpy as np
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.sizes import size
 from stagec.core.sizes.avals import DTYPES, Aval
-from stagec.frontends import advice, entries, evaluation, filtering, user_code
+from stagec.frontends import advice, entries, filtering, user_code
+from stagec.pjrt.calling_convention import NUMBERS
+from stagec.pjrt.jax_arrays import KEYS
 
 
 def arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -48,7 +50,7 @@ def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[st
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """Return what stands for a leaf of an example: of an array shape and dtype, of a number what `jax.jit` traces."""
-    aval = jax.typeof(leaf) if isinstance(leaf, entries.NUMBERS) else leaf
+    aval = jax.typeof(leaf) if isinstance(leaf, NUMBERS) else leaf
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
 
 
@@ -82,8 +84,8 @@ def _sharded(avals: Any) -> list[str]:
 
 
 def _dtype(name: str) -> Any:
-    if name in evaluation.KEY_IMPLEMENTATIONS:
-        return jax.eval_shape(lambda: jax.random.key(0, impl=evaluation.KEY_IMPLEMENTATIONS[name])).dtype
+    if name in KEYS:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=KEYS[name])).dtype
     return jax.dtypes.float0 if name == "f0" else jax.numpy.dtype(DTYPES[name].numpy_name)
 
 
@@ -96,12 +98,12 @@ def in_bucket(executable: ExecutableSpec, sharding: Any, leaf: Any) -> Any:
 
 
 def zeros(leaf: Any) -> Any:
-    """Return an array in the place of what stands for one; it takes no memory until somebody reads it."""
+    """Return an array instead of what stands for one; it takes no memory until somebody reads it."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         zeros = np.zeros(leaf.shape, leaf.dtype)
         return jax.device_put(zeros, leaf.sharding) if leaf.sharding else zeros
     words = jax.eval_shape(jax.random.key_data, leaf)
-    implementation = evaluation.KEY_IMPLEMENTATIONS[str(leaf.dtype)]
+    implementation = KEYS[str(leaf.dtype)]
     return jax.random.wrap_key_data(jax.numpy.zeros(words.shape, words.dtype), impl=implementation)

@@ -4,7 +4,7 @@ Tracing is JAX's. What comes after it (`Lowered`, `Compiled`, `Exported`) needs 
 jaxlib, with numpy arrays in and numpy arrays out.
 """
 
-# ruff: noqa: D102 - `jit.Tracer` documents the methods
+# ruff: noqa: D102 - `jit.Tracing` documents the methods
 from __future__ import annotations
 
 import dataclasses
@@ -201,7 +201,7 @@ def _beyond() -> Hashable:
 
 
 def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that does the same, that JAX has not seen, and that refuses an update that is lost."""
+    """Return a new function that does the same, but refuses to lose an update. JAX has not seen it."""
     _exclude_our_files()
     another = forwarding.watched(fun, updates.refusal_of(name))
     another.__name__ = name  # a partial has none of its own

@@ -1,6 +1,6 @@
 """The first two stages of every frontend: `Wrapped`, which `jit` gives, and `Traced`.
 
-A frontend's `Tracer` says how it traces and what a program depends on of an array. All else is here, once: which
+A frontend's `Tracing` says how it traces and what a program depends on of an array. All else is here, once: which
 arguments are static, what a call keeps, and under which key. The key has static values and static data of nodes by
 type and value (`core.trees.same`), structure, arrays, and every setting that changes a program.
 """
@@ -89,16 +89,13 @@ class Arguments(NamedTuple):
         return tuple(name for name in names if name not in own)
 
 
-NONE = Arguments()
-
-
 def _indices(numbers: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
     if isinstance(numbers, Iterable):
         return tuple(map(operator.index, numbers))
     return (operator.index(numbers),)
 
 
-class Tracer(Protocol):
+class Tracing(Protocol):
     """How a frontend traces one function, and runs what it traced.
 
     static: the arguments that are static. like: what has the function's name and signature.
@@ -144,7 +141,7 @@ class Wrapped:
     and of all settings that change a program, such as `jax.enable_x64` or a mesh.
     """
 
-    def __init__(self, fun: Callable[..., Any], tracer: Tracer) -> None:
+    def __init__(self, fun: Callable[..., Any], tracer: Tracing) -> None:
         # First of all: the function's attributes come along, and may have names of ours.
         functools.update_wrapper(self, tracer.like)
         self.__wrapped__ = fun
@@ -189,6 +186,10 @@ class Wrapped:
         """Return the function as a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`.
 
         Pass static arguments as values. Raises what the function raises.
+
+        >>> import numpy as np
+        >>> stagec.jit(lambda x: x * 2).trace(stagec.ShapeDtypeStruct((3,), np.float32)).export()
+        Exported(<lambda>(f32[3]) -> (f32[3]), for cpu)
         """
         return self._tracer.trace(args, kwargs)
 

@@ -10,7 +10,7 @@ from stagec.core.builds.specs import CompilerOption
 from stagec.core.telling.errors import either, missing_package, near
 
 if TYPE_CHECKING:
-    from stagec.frontends.jit import Traced, Tracer
+    from stagec.frontends.jit import Traced, Tracing
     from stagec.stages.lowered import Lowered
 
 P = ParamSpec("P")
@@ -135,7 +135,7 @@ def jit(
     return wrap if fun is None else wrap(fun)
 
 
-def _tracers(frontend: str) -> Callable[..., Callable[[Callable[..., Any]], Tracer]]:
+def _tracers(frontend: str) -> Callable[..., Callable[[Callable[..., Any]], Tracing]]:
     """Return what takes the parameters of `jit`, refuses what the frontend does not have, and makes tracers."""
     if frontend not in TRACERS:
         raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either(TRACERS)}'}")

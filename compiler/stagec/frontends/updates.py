@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxlib import _jax
 
-from stagec.core.telling.errors import Problem
+from stagec.core.telling.errors import mistake
 from stagec.core.trees.tree import argument_path
 from stagec.frontends import closures, user_code
 
@@ -93,7 +93,7 @@ def watched(
 
 def refusal_of(name: str) -> Refusal:
     """Return what makes a ValueError about the function of this name."""
-    return lambda what, write: ValueError(str(Problem("", "", f"{name} {what}", write)))
+    return lambda what, write: ValueError(str(mistake(f"{name} {what}", write)))
 
 
 def leaves(tree: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def library(frames: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
 
 
 def displayed(text: str) -> str:
-    """Return a text with its paths as every machine has them: of the workspace, and of installed packages."""
+    """Return a string with its paths as every machine has them: of the workspace, and of installed packages."""
     (workspace,) = _workspace or [str(Path.cwd())]
     return _INSTALLED.sub("", text).replace(workspace.rstrip(os.sep) + os.sep, "")
 

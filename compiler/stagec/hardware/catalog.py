@@ -6,7 +6,7 @@ import importlib
 
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import TargetSpec
-from stagec.core.telling.errors import Problem, StagecError, near
+from stagec.core.telling.errors import mistake, near
 from stagec.hardware.tables import Entry, Hardware
 
 
@@ -36,4 +36,4 @@ def target(name: str, others: tuple[str, ...] = ()) -> TargetSpec:
     known = [*others, *(short for module in everywhere for short in module.names())]
     nearly = next(filter(None, (module.advice(name) for module in everywhere)), "")
     write = nearly or near(name, known) or f"write {listed}{kinds}"
-    raise StagecError(Problem("", "", f'unknown target "{name}"', write))
+    raise mistake(f'unknown target "{name}"', write)

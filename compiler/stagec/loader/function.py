@@ -123,6 +123,16 @@ class Function:
         The executable is loaded. Donation and the chosen static arguments are those of this function and this call.
 
         Raises what a call raises, and CallError ("shape") for sizes that a call would pad.
+
+        >>> import numpy as np
+        >>> mlp, x = stagec.load("model.aot")["mlp"], np.ones((1, 16), np.float32)
+        >>> params = {"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)}
+        >>> flat = mlp.flat(params, x)
+        >>> flat.paths
+        ("args[0]['b']", "args[0]['w']", 'args[1]')
+        >>> (y,) = flat(params["b"], params["w"], x)
+        >>> y.shape
+        (1, 4)
         """
         variant, kwargs = self.chosen(kwargs)
         return variant.flat(args, kwargs, self._donate)

@@ -1,7 +1,7 @@
 """Calls with JAX's arrays: they run on JAX's client, and their results are JAX's arrays too.
 
-jaxlib's `pjit`, which `jax.jit` is made of, remembers the calls that were right (`pjrt/dispatch.py`): by the arguments
-where it looks at all that the loader would look at, else by their leaves.
+jaxlib's `pjit` is what `jax.jit` is made of. It remembers calls that were right (`pjrt/dispatch.py`): by the arguments,
+if it looks at everything that the loader would look at, and else by their leaves.
 """
 
 from __future__ import annotations

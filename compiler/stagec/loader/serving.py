@@ -1,6 +1,7 @@
 """Loading a bundle: the loader, tied to the compiler that it falls back to.
 
-The loader runs what was compiled, and knows no compiler. It is handed one here, which is imported when it is needed.
+The loader only runs executables: it does not import the compiler. This module gives it one, and imports that only when
+it is needed.
 """
 
 from __future__ import annotations

@@ -357,7 +357,7 @@ class Variant:
         return self._loaded.archive
 
     def _warn_of_unknown_cpu(self, shapes: Shapes) -> None:
-        """Say that an executable may run here, and that nothing tells: compiling takes longer than anybody expects."""
+        """Warn that this compiles, and may take long: nothing says whether this CPU can run the executable."""
         refused = next((c for c in self.select(shapes).candidates if c.code == "cpu-feature"), None)
         if refused is not None:
             what = f"{self.name} is compiled here, and its executable for {refused.offer.target} left out"

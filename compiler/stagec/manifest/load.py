@@ -366,9 +366,9 @@ def _unknown_key(location: tuple[str | int, ...]) -> tuple[str, str]:
     if model in models.TARGETS.values():
         for platform, other in models.TARGETS.items():
             if key in other.model_fields:
-                return "unknown key", f'{key} belongs into a target with platform = "{platform}"'
+                return "unknown key", f'{key} belongs in a target with platform = "{platform}"'
     for table, others in _TABLES.items():
         if model not in others and any(key in other.model_fields for other in others):
             place = "manifest" if table == "manifest" else f"{table}.NAME"
-            return "unknown key", f"{key} belongs into a table [{place}]"
+            return "unknown key", f"{key} belongs in a table [{place}]"
     return "unknown key", nearest(key, list(model.model_fields))

@@ -202,7 +202,9 @@ def read_check(value: str) -> str:
     if value == "all":
         raise refuse(Refusal((), "all checks at once cannot be switched off", f"name those that may fail: {names}"))
     if kind == "custom_call":
-        raise refuse(Refusal((), f"{show(value)} names no custom call", 'write for example "custom_call:my_kernel"'))
+        raise refuse(
+            Refusal((), f"{show(value)} does not name a custom call", 'write for example "custom_call:my_kernel"')
+        )
     raise refuse(Refusal((), f"unknown check {show(value)}", f"write one of {names}"))
 
 
@@ -347,7 +349,7 @@ def read_seconds(value: object) -> float:
 
 
 def read_distinct(value: tuple[_Item, ...]) -> tuple[_Item, ...]:
-    """Checks that no item is there twice; the order stays."""
+    """Checks that no item appears twice; the order stays."""
     first: dict[_Item, int] = {}
     refusals = [
         Refusal((index,), f"{show(item)} is written twice", "write it once")

@@ -117,7 +117,7 @@ def _manifest(root: Path, folder: Path) -> tuple[str, str, Mapping[str, Any]]:
                 tables = toml.parse(text)
                 return path, tables["manifest"]["name"], tables.get("functions", {})
             except (KeyError, TypeError, ValueError) as error:
-                raise StagecError(Problem(path, "", f"not a manifest: {error}", "mend it first")) from None
+                raise StagecError(Problem(path, "", f"not a manifest: {error}", "fix it first")) from None
     name = re.sub(r"[^A-Za-z0-9_]", "_", folder.name) or "models"
     name = f"_{name}" if name[0].isdigit() else name
     if f'"{name}"' in _text(_build_file(folder)):

@@ -7,17 +7,28 @@ asked of the kernel first: libtpu waits or aborts where there is none.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.telling.refusal import LoadError
 from stagec.pjrt.packages import library
 
 if TYPE_CHECKING:
-    from stagec.pjrt.distributed import Job
+    from jaxlib import _jax
 
 _DEVICES = Path("/dev")
 _PCI = Path("/sys/bus/pci/devices")
+
+
+class Job(NamedTuple):
+    """The processes that run together, and which of them this is.
+
+    runtime: jaxlib's client of their coordinator.
+    """
+
+    runtime: _jax.DistributedRuntimeClient
+    process_id: int
+    num_processes: int
 
 
 def refusal(platform: str) -> str:

@@ -76,8 +76,8 @@ OMITTED = _Omitted()
 
 _ARRAYS = {np.ndarray, DeviceArray}
 _ARRAYS_OF_JAX = {*_ARRAYS, _jax.ArrayImpl}
-_NUMBERS = (bool, int, float, complex)
-"""Each is a number of the next kind too."""
+NUMBERS = (bool, int, float, complex)
+"""Python's numbers. Each is a number of the next kind too."""
 _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 """What JAX makes of 64-bit arrays that are given to a function, unless `jax_enable_x64` is set."""
 _CONTAINERS = _jax.pytree.PyTreeRegistry()
@@ -300,7 +300,7 @@ class Signature:
         if leaf is OMITTED or isinstance(leaf, Weight):
             return leaf
         aval = self.description.in_avals[i]
-        if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
+        if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.generic):
             return self._of_number(leaf, dtype, i)
         given: Any = getattr(leaf, "dtype", "")
         if str(given).startswith("key<") and aval.dtype in (str(given), "u32"):  # the description may have its words
@@ -327,15 +327,15 @@ class Signature:
     def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
         """Return a Python number as an array of `dtype`: an integer becomes a float, a float no integer, as in JAX."""
         aval = self.description.in_avals[i]
-        given = next(rank for rank, kind in enumerate(_NUMBERS) if isinstance(value, kind))
+        given = next(rank for rank, kind in enumerate(NUMBERS) if isinstance(value, kind))
         wanted = 2 if aval.dtype == "bf16" else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(aval.dtype[0], -1)
         if given > wanted:
-            name = _NUMBERS[given].__name__
+            name = NUMBERS[given].__name__
             raise CallError("dtype", f"{self.name}: {self.path(i)} is a Python {name}; expected {dtype} ({aval})")
         try:
             if wanted != 1 or holds(aval.dtype, int(value)):
                 with np.errstate(over="ignore"):
-                    return np.array(_NUMBERS[wanted](value), dtype)
+                    return np.array(NUMBERS[wanted](value), dtype)
         except OverflowError:  # an integer beyond all floats
             pass
         raise CallError("dtype", f"{self.name}: {self.path(i)} is a number that {dtype} cannot hold ({aval})")

@@ -20,7 +20,7 @@ from stagec.core.telling.refusal import LoadError
 from stagec.pjrt import turns
 
 if TYPE_CHECKING:
-    from stagec.pjrt.distributed import Job
+    from stagec.pjrt.accelerators import Job
 
 # Several threads may ask first: two clients for the same devices would not share arrays.
 _LOCK = threading.Lock()

@@ -1,7 +1,7 @@
 """jaxlib's own way from host arrays to results, in C++: `pjit`, which is what `jax.jit` calls.
 
 It converts all arrays of a call at once; from Python each is a separate object and call (`batched_device_put`).
-What it gets here was looked at before, and it is left where it does not do exactly what the way through Python does.
+Arguments are checked first. If `pjit` would behave differently from the Python path, stagec uses Python.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from jaxlib import _jax, xla_client
 
 from stagec.core.telling.refusal import LoadError
 from stagec.pjrt import clients, turns
+from stagec.pjrt.accelerators import Job
 
 Collectives: TypeAlias = Literal["gloo", "mpi"]
 
@@ -28,17 +29,6 @@ _LISTENING: dict[str, Any] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PAS
 
 _BEGUN: list[str] = []
 """The coordinator that this process joined, or tried to: jaxlib joins once."""
-
-
-class Job(NamedTuple):
-    """The processes that run together, and which of them this is.
-
-    runtime: jaxlib's client of their coordinator.
-    """
-
-    runtime: _jax.DistributedRuntimeClient
-    process_id: int
-    num_processes: int
 
 
 class _Coordinator(NamedTuple):

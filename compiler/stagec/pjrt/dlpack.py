@@ -29,7 +29,7 @@ def from_dlpack(x: Any, /, *, device: _jax.Device | None = None, copy: bool | No
 
     A call that donates the result never writes to memory of others: XLA takes a copy of it, and the result stays.
 
-    Raises TypeError for what has no DLPack, BufferError where its library or XLA does not share such an array,
+    Raises TypeError for an object without DLPack, BufferError if its library or XLA does not share such an array,
     LoadError ("platform") for a device that this process does not have.
 
     >>> import numpy as np

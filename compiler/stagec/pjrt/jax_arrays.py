@@ -25,7 +25,7 @@ JaxArray = _jax.ArrayImpl
 """The type of JAX's arrays, of all but those of PRNG keys."""
 
 KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-"""JAX's names of the generators."""
+"""JAX's names of the implementations of PRNG keys, by dtype."""
 
 
 def taken(array: Any) -> DeviceArray:

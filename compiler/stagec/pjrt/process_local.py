@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def make_array_from_process_local_data(
     sharding: Sharding, local_data: NDArray[Any], global_shape: tuple[int, ...] | None = None
 ) -> DeviceArray:
-    """Return an array over several processes, made of what each of them has of it.
+    """Make an array over several processes from the part that each process has.
 
     As JAX's function of the same name
     (https://docs.jax.dev/en/latest/_autosummary/jax.make_array_from_process_local_data.html).
@@ -28,8 +28,8 @@ def make_array_from_process_local_data(
     global_shape: of the whole array. None: the data is what this process holds alone, and the other processes have as
         much.
 
-    Raises CallError ("shape") where the data is neither what this process holds nor whole, and where the parts of the
-    processes overlap, so that the shape of the data does not say that of the array.
+    Raises CallError ("shape") if the data is neither this process's part nor the whole array. It also does so if the
+    parts of the processes overlap: then the shape of the array does not follow from that of the data.
 
     >>> import numpy as np
     >>> halves = stagec.load("model.aot", devices=stagec.devices("cpu", 2))["halves"]

@@ -20,7 +20,7 @@ _KINDS = xla_client.OpSharding.Type
 class Part(NamedTuple):
     """What a device holds of an array.
 
-    slices: which part. addend: of an array that is unreduced, which addend of a sum that nobody has made yet; 0 where
+    slices: the part. addend: of an unreduced array, the number of the addend in the sum that is not made yet; 0 if
     the part is the array's own.
     """
 

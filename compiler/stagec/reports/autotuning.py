@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.cuda import local_cuda
 from stagec.core.builds.specs import CudaTarget, ExecutableSpec
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, mistake
 from stagec.core.telling.progress import Progress
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.autotuning import Result
@@ -28,7 +28,7 @@ def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) 
 
     path, roots: as for `inputs.read`. Returns the files' content by their paths, which are relative to what the
     manifest's path is relative to. progress: where each executable is a step.
-    Raises StagecError when no target names a file, when this machine has not the devices, and when XLA refuses.
+    Raises StagecError when no target names a file, when this machine does not have the devices, and when XLA refuses.
     """
     current = inputs.read(path, roots)
     if current is None:
@@ -48,7 +48,7 @@ def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) 
     try:
         local_cuda.devices()
     except CannotCompile as error:
-        raise StagecError(Problem("", "", str(error), error.write)) from error
+        raise mistake(str(error), error.write) from error
     return {
         file: together([_time(current, export, spec, progress) for export, spec, _ in executables], executables[0][2])
         for file, executables in files.items()

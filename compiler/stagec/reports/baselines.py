@@ -16,7 +16,8 @@ from stagec.core.data import strict_json
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.trees import json_shapes
 from stagec.reports.measurements import Executable
-from stagec.stages.limits import in_bytes
+from stagec.stages.inventory import METRIC
+from stagec.stages.limits import IN_BYTES, in_bytes
 
 FORMAT = 1
 """Version of the JSON form. 1: the first."""
@@ -33,7 +34,6 @@ _ARRAYS = 16
 """How many arrays of an executable a baseline has: the largest."""
 _LISTED = 6
 """How many operations or arrays a message lists."""
-_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
 
 Measured = dict[str, Any]
 """Of one executable: metrics by name; "collectives" and "operations" by kind, "arrays" by what they are."""
@@ -234,10 +234,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _told(metric: str, value: Metric) -> str:
     if isinstance(value, str):
         return value
-    return in_bytes(value) if metric in _BYTES else f"{value:,.0f}"
+    return in_bytes(value) if metric in IN_BYTES else f"{value:,.0f}"
 
 
-_METRIC = json_shapes.either('a number or "unknown"', float, UNKNOWN)
 _BASELINE = json_shapes.shape(
     {
         "format": int,
@@ -245,10 +244,10 @@ _BASELINE = json_shapes.shape(
         "manifest": str,
         "executables": {
             ...: {
-                **dict.fromkeys(("bytes_accessed", "executable_size", "flops", "peak_memory"), _METRIC),
-                **{key: {...: _METRIC} for key in ("arrays", "collectives", "operations")},
+                **dict.fromkeys(("bytes_accessed", "executable_size", "flops", "peak_memory"), METRIC),
+                **{key: {...: METRIC} for key in ("arrays", "collectives", "operations")},
                 "stablehlo_sha256": json_shapes.sha256,
-                **dict.fromkeys((f"{metric}?" for metric in KERNEL_METRICS), _METRIC),
+                **dict.fromkeys((f"{metric}?" for metric in KERNEL_METRICS), METRIC),
             }
         },
     }

@@ -1,7 +1,7 @@
 """What `stagec explain A B` reports: which components of two artifacts differ, by name (`core.builds.components`).
 
-In the place of an artifact stand the current inputs (`stagec.reports.inputs`): all that one is made from is known
-before XLA compiles.
+Instead of an artifact you may give the current inputs (`stagec.reports.inputs`): all that an artifact is made from is
+known before XLA compiles.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Arti
         of_jaxlib = (artifact for artifact in matching if _jaxlib(artifact) == _jaxlib(wanted))
         return {"": next(of_jaxlib, matching[0])}
     if wanted.identity is None:
-        what = f"which of its functions {wanted.path} is of is not known"
+        what = f"it is not known which function {wanted.path} belongs to"
         raise StagecError(Problem(path, "", what, f"keep its description beside it, as {wanted.path}.json"))
     function, variant, target, bucket = wanted.identity
     what = ", ".join(filter(None, (function, variant, target, bucket)))

@@ -15,7 +15,7 @@ from stagec.bundle.description import LARGEST
 from stagec.core.builds import actions, components, specs
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.data import reading, strict_json
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import mistake
 from stagec.pjrt import compatibility
 
 FORMAT = 1
@@ -146,7 +146,7 @@ def run(
     command = [python or interpreter, *flags, *words]
     done = subprocess.run(command, env=env | dict(variables or {}), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise StagecError(Problem("", "", done.stderr.strip()))
+        raise mistake(done.stderr.strip())
 
 
 def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:

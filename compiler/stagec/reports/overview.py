@@ -22,7 +22,7 @@ from stagec.bundle.index import jaxlibs
 from stagec.core.builds import naming
 from stagec.core.data import reading, strict_json
 from stagec.core.sizes.avals import DTYPES
-from stagec.core.telling.errors import Problem, StagecError, blaming
+from stagec.core.telling.errors import Problem, StagecError, blaming, mistake
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees.tree import argument_path
 from stagec.reports import measurements, profiles
@@ -39,8 +39,7 @@ _KERNEL = (
     *("name", "runs", "blocks", "threads", "registers", "shared_memory", "spills", "occupancy", "limited_by"),
     *("seconds", "bound"),
 )
-_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
-_KINDS = {**dict.fromkeys(_BYTES, "bytes"), "compile_time": "seconds"}
+_KINDS = {**dict.fromkeys(limits.IN_BYTES, "bytes"), "compile_time": "seconds"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def collect(path: str, sources: Sources) -> dict[str, Any]:
         "targets": {name: measurements.hardware(target) for name, target in index["targets"].items()},
         "sizes": list(sizes(archive, size)),
         "times": times,
-        "provenance": list(_provenance(path, archive, sources.statement)),
+        "provenance": list(_provenance(archive, sources.statement)),
         "signatures": list(_signatures(path, sources)),
     }
     return {"bundle": bundle, "functions": functions}
@@ -209,7 +208,7 @@ def _times(given: Sequence[str]) -> list[list[Any]]:
     return [[row["artifact"], row["command"], row["seconds"], row["phases"]] for row in report["actions"]]
 
 
-def _provenance(path: str, archive: Archive, statement: str | None) -> Iterator[list[str]]:
+def _provenance(archive: Archive, statement: str | None) -> Iterator[list[str]]:
     """Rows of what was built from what, of the statement; where none is given, the digests alone."""
     versions = {
         f"{name} {version}"
@@ -227,7 +226,7 @@ def _provenance(path: str, archive: Archive, statement: str | None) -> Iterator[
             about = attestation.Statement.read(json.dumps(data).encode(), statement)
             about.check(archive, statement, archive.sha256())
         except LoadError as error:
-            raise StagecError(Problem("", "", str(error), "give the statement of this bundle")) from error
+            raise mistake(str(error), "give the statement of this bundle") from error
         build = data["predicate"]["buildDefinition"]
         builder = data["predicate"].get("runDetails", {}).get("builder", {}).get("id", "")
         yield ["Built as", f"{build['buildType']}, by {builder}"]

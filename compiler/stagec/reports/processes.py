@@ -18,7 +18,7 @@ _SHOWN, _ARRAYS = 16, 4
 
 
 def processes(description: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return which process has which devices and parts; None where one process has all, or nothing says which.
+    """Return the devices and parts of each process; None if one process has all, or if nothing says so.
 
     description: of an executable, in its JSON form.
 

@@ -54,7 +54,7 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
             problems.append(Problem(str(file), "", "is not a profile of format 1"))
     if not problems and not profiles:
         write = "build with --output_groups=+profile"
-        problems = [Problem(text, "", "names no profile", write) for text in paths]
+        problems = [Problem(text, "", "lists no profile", write) for text in paths]
     if problems:
         raise StagecError(*problems)
     return sorted(profiles, key=lambda profile: (profile["started"], profile["artifact"]))

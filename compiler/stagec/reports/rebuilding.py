@@ -76,7 +76,7 @@ def rebuild(bundle: str, statement: str, root: Path, bazel: Sequence[str], targe
     if not (root / manifest).is_file() or differing:
         listed = ", ".join(differing[:_SHOWN]) or manifest
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        what = f"this is not the checkout that {statement} is about: {listed}{more} differs"
+        what = f"this checkout differs from the one in {statement}: {listed}{more}"
         raise StagecError(Problem(str(root), "", what, "check out the sources of that release, without changes"))
     label = target or f"//{_package(root, manifest)}:{name}"
     with _output_base() as base:

@@ -145,7 +145,7 @@ def arrays_of(given: Iterable[Given], tensors: Sequence[Tensor]) -> list[NDArray
     arrays: dict[str, NDArray[Any]] = {}
     for name, datatype, shape, values in given:
         if name not in known or name in arrays:
-            why = "is there twice" if name in arrays else "is not an input"
+            why = "appears twice" if name in arrays else "is not an input"
             raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the inputs are {_names(tensors)}")
         arrays[name] = values(known[name], known[name].checked_shape(shape, datatype))
     missing = [tensor.name for tensor in tensors if tensor.name not in arrays]
@@ -163,7 +163,7 @@ def outputs_of(wanted: Iterable[tuple[str, bool]], default: bool, tensors: Seque
     chosen: dict[int, bool] = {}
     for name, binary in wanted:
         if name not in numbers or numbers[name] in chosen:
-            why = "is not an output" if name not in numbers else "is there twice"
+            why = "is not an output" if name not in numbers else "appears twice"
             raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the outputs are {_names(tensors)}")
         chosen[numbers[name]] = binary
     return list(chosen.items()) or [(number, default) for number in range(len(tensors))]

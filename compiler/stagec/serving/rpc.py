@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import mistake
 from stagec.serving import messages, spans
 from stagec.serving.encoding import Request
 from stagec.serving.model import Arrays, Model
@@ -70,8 +70,7 @@ class RpcServer:
             else:
                 port = self._server.add_insecure_port(address)
         except RuntimeError:
-            problem = Problem("", "", f"{address}: cannot be listened on", "give another --host or --grpc-port")
-            raise StagecError(problem) from None
+            raise mistake(f"{address}: cannot listen there", "give another --host or --grpc-port") from None
         await self._server.start()
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 

@@ -38,7 +38,7 @@ def step_of(parameters: Mapping[str, Any]) -> Step | None:
     """Return what the parameters of a request say; None: it is in no sequence. Raises RequestError ("request")."""
     given = parameters.get("sequence_id", 0)
     if type(given) not in (int, str) or len(str(given)) > _LONGEST:
-        what = f"sequence_id is {strict_json.shown(repr(given))}; expected a whole number or a short text"
+        what = f"sequence_id is {strict_json.shown(repr(given))}; expected a whole number or a short string"
         raise RequestError("request", what)
     flags = [parameters.get(name, False) for name in PARAMETERS[1:]]
     for name, value in zip(PARAMETERS[1:], flags, strict=True):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import StagecError, mistake
 from stagec.core.telling.refusal import Refusal
 from stagec.loader.bundle import Bundle
 from stagec.loader.selection import Policy
@@ -146,7 +146,7 @@ def listen(host: str, port: int, path: str = "") -> socket.socket:
         listener.bind(address)
     except OSError as error:
         write = "give another --host or --port"
-        raise StagecError(Problem("", "", f"{host}:{port}: cannot be listened on: {error.strerror}", write)) from None
+        raise mistake(f"{host}:{port}: cannot listen there: {error.strerror}", write) from None
     return listener
 
 
@@ -158,8 +158,7 @@ def _listen_at(path: str) -> socket.socket:
                 Path(path).unlink()
         listener.bind(path)
     except OSError as error:
-        what = f"{path}: cannot be listened on: {error.strerror or error}"
-        raise StagecError(Problem("", "", what, "give another --socket")) from None
+        raise mistake(f"{path}: cannot listen there: {error.strerror or error}", "give another --socket") from None
     return listener
 
 
@@ -227,8 +226,7 @@ async def serve(
         try:
             config.load()  # reads certificate and key
         except OSError as error:  # and of ssl
-            problem = Problem("", "", f"{' and '.join(options.tls)}: no certificate and its key in PEM: {error}")
-            raise StagecError(problem) from None
+            raise mistake(f"{' and '.join(options.tls)}: not a certificate and its key in PEM: {error}") from None
         rpc = None
         if grpc_address:
             from stagec.serving.rpc import RpcServer  # it takes a while, and not everybody wants it

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stagec.core.data import strict_json
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import mistake
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.loader.bundle import Bundle
@@ -50,7 +50,7 @@ def adapted(
     every = sorted(set().union(*bound.values()))
     if files and of not in every and (of is not None or len(every) != 1):
         what = f"--adapter-of is {of}" if of else "--adapter needs --adapter-of"
-        raise StagecError(Problem("", "", f"{what}: the files are {', '.join(every) or 'none'}", "name one of them"))
+        raise mistake(f"{what}: the files are {', '.join(every) or 'none'}", "name one of them")
     chosen: dict[str, Model] = {}
     bundles: dict[str, Bundle] = {}
     for name, path in files.items():

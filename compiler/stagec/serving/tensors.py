@@ -106,7 +106,10 @@ class Tensor(NamedTuple):
         Raises RequestError ("request") for another number of elements, or an integer that the dtype cannot hold.
         """
         if len(values) != math.prod(shape):
-            raise RequestError("request", f"{self.name}: data has not the {math.prod(shape):,} values of {list(shape)}")
+            raise RequestError(
+                "request",
+                f"{self.name}: data does not have the {math.prod(shape):,} values that shape {list(shape)} needs",
+            )
         converted = values.astype(self.dtype)
         if self.dtype.kind in "iu" and (converted != values).any():
             raise RequestError("request", f"{self.name}: data has a number that {self.datatype} cannot hold")
@@ -157,7 +160,10 @@ def _flattened(tensor: Tensor, data: object, shape: tuple[int, ...]) -> Sequence
                 raise RequestError("request", f"{tensor.name}: data is not nested as shape {list(shape)} says")
             flat = [value for row in flat for value in row]
     if len(flat) != math.prod(shape):
-        raise RequestError("request", f"{tensor.name}: data has not the {math.prod(shape):,} values of {list(shape)}")
+        raise RequestError(
+            "request",
+            f"{tensor.name}: data does not have the {math.prod(shape):,} values that shape {list(shape)} needs",
+        )
     return flat
 
 

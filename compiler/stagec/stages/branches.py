@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 
 
 def inline_known_branches(module: ir.Module) -> None:
-    """Put the branch that runs in the place of every `stablehlo.case` whose index is a constant."""
+    """Replace every `stablehlo.case` whose index is a constant by the branch that runs."""
     while _inline_below(module.operation):
         pass
 
@@ -32,7 +32,7 @@ def _inline_below(operation: Any) -> bool:
 
 
 def _inline(case: Any, index: int) -> None:
-    """Put a branch in the place of its `case`. An index of no branch stands for the last one (StableHLO, case)."""
+    """Replace a `case` by one of its branches. An index of no branch stands for the last one (StableHLO, case)."""
     regions = list(case.regions)
     *body, end = list((regions[index] if 0 <= index < len(regions) else regions[-1]).blocks[0].operations)
     for operation in body:

@@ -39,7 +39,8 @@ def compile_exported(
 ) -> Compiled:
     """Specialize a serialized `Exported` to a bucket and compile it for a target, as `spec` says.
 
-    lowered_for: what JAX lowers for devices, where that is another module (`by_device`): an executable is made of that.
+    lowered_for: what JAX lowers for devices, if it differs from the exported module (`by_device`). The executable is
+        then made of it.
     itemized: whether to take its inventory.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled, or is over a limit.

@@ -256,6 +256,11 @@ class Compiled:
 
         They are for processes with this jaxlib, on machines that have what the target requires. Without a named target,
         that is the features of this machine's CPU.
+
+        >>> import numpy as np
+        >>> double = stagec.jit(lambda x: x * 2).lower(np.ones(3, np.float32)).compile()
+        >>> stagec.Compiled.deserialize(double.serialize())(np.ones(3, np.float32))
+        array([2., 2., 2.], dtype=float32)
         """
         members = {_EXECUTABLE: self.executable, _DESCRIPTION: self.description.to_json().encode()}
         listed = {

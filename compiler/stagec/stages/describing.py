@@ -90,7 +90,7 @@ def settings(target: TargetSpec) -> dict[str, Scalar]:
 
 
 def fields(target: TargetSpec) -> dict[str, Any]:
-    """Return the fields of a target, with a digest in the place of a whole file."""
+    """Return the fields of a target, with a digest instead of a whole file."""
     values = dataclasses.asdict(target)
     values["compiler_options"] = described(target.compiler_options)
     if values.get("autotuning_results"):

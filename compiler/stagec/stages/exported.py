@@ -84,6 +84,11 @@ class Exported:
 
         vjp_order: how many orders of the vector-Jacobian product to include.
         Raises ValueError when there are fewer, or when a dtype has no place in the format.
+
+        >>> import numpy as np
+        >>> exported = stagec.jit(lambda x: x * 2).trace(np.ones(3, np.float32)).export()
+        >>> stagec.Exported.deserialize(exported.serialize())
+        Exported(<lambda>(f32[3]) -> (f32[3]), for cpu)
         """
         stored: bytes = _serialization("serialize").write(self, vjp_order)
         return stored
@@ -162,6 +167,12 @@ class Exported:
 
         Raises CallError if structure, dtypes or shapes do not fit; CannotLower if the module is not for CPUs; and
         SizesDoNotFit, a kind of CannotLower, if the sizes break a constraint of its dimensions.
+
+        >>> import numpy as np
+        >>> struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("n"), np.float32)
+        >>> double = stagec.jit(lambda x: x * 2, frontend="arrays").trace(struct).export()
+        >>> double.call(np.ones(3, np.float32))
+        array([2., 2., 2.], dtype=float32)
         """
         return self._compiled_for(args, kwargs)(*args, **kwargs)
 

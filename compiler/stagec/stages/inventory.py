@@ -91,7 +91,7 @@ def from_json(text: bytes) -> dict[str, Any]:
 
 
 _NO_LIMIT = ("key", "allow_unknown")
-_METRIC = json_shapes.either('a number or "unknown"', float, UNKNOWN)
+METRIC = json_shapes.either('a number or "unknown"', float, UNKNOWN)
 _RATE = json_shapes.either("a number, or nothing,", float, None)
 _LIMIT = json_shapes.either("a number, or a table of numbers,", float, {...: float})
 _INVENTORY = json_shapes.shape(
@@ -99,10 +99,8 @@ _INVENTORY = json_shapes.shape(
         "format": int,
         "kind": str,
         "executable_sha256": json_shapes.sha256,
-        "operations": {...: {"count": _METRIC, "flops": _METRIC}},
-        "exchanges": [
-            {"kind": str, "axes": str, **dict.fromkeys(("count", "bytes", "sent_bytes", "seconds"), _METRIC)}
-        ],
+        "operations": {...: {"count": METRIC, "flops": METRIC}},
+        "exchanges": [{"kind": str, "axes": str, **dict.fromkeys(("count", "bytes", "sent_bytes", "seconds"), METRIC)}],
         "arrays": [{"kind": str, "name": str, "type": str, "bytes": int}],
         "more": {"count": int, "bytes": int},
         "kernels": [
@@ -111,8 +109,8 @@ _INVENTORY = json_shapes.shape(
                 "instructions": [str],
                 "limited_by": str,
                 "bound": str,
-                **dict.fromkeys(("blocks", "threads", "registers", "shared_memory", "spills", "stack"), _METRIC),
-                **dict.fromkeys(("occupancy", "runs", "seconds"), _METRIC),
+                **dict.fromkeys(("blocks", "threads", "registers", "shared_memory", "spills", "stack"), METRIC),
+                **dict.fromkeys(("occupancy", "runs", "seconds"), METRIC),
             }
         ],
         "hardware": dict.fromkeys(("memory", "bandwidth", "flops"), _RATE),

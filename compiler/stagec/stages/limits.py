@@ -98,7 +98,7 @@ def _pair(key: str, metric: float, limit: float) -> tuple[str, str]:
     """Both numbers as text, in full where they would read alike."""
     short = in_bytes(metric), in_bytes(limit)
     in_full = f"{metric:,.0f}", f"{limit:,.0f}"
-    return short if key in _BYTES and short[0] != short[1] else in_full
+    return short if key in IN_BYTES and short[0] != short[1] else in_full
 
 
 def advice(spec: ExecutableSpec, seconds: float) -> Problem | None:
@@ -142,7 +142,8 @@ def in_bytes(size: float) -> str:
 
 _KNOWN = ("peak_memory", "flops", "bytes_accessed", "executable_size", "collectives", *KERNEL_METRICS)
 """Limits of what is known when an executable is there."""
-_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
+IN_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
+"""Metrics that are numbers of bytes."""
 _NAMES = {
     "peak_memory": "peak memory",
     "bytes_accessed": "bytes accessed",
@@ -199,7 +200,7 @@ def _aval_size(aval: Aval) -> int:
 def _kernels(key: str, kernels: Sequence[Mapping[str, Any]]) -> str:
     """The kernels that take most of something."""
     most = sorted((kernel for kernel in kernels if kernel[key]), key=lambda kernel: -kernel[key])[:_LARGEST]
-    rows = [(in_bytes(row[key]) if key in _BYTES else f"{row[key]:,}", "kernel", row["name"]) for row in most]
+    rows = [(in_bytes(row[key]) if key in IN_BYTES else f"{row[key]:,}", "kernel", row["name"]) for row in most]
     return "\n".join(["the most:", *_rows(rows)])
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.core.data import child, reading
+from stagec.costs.operations import SHARDINGS
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir  # a child process reads the files of others
 
-_NEVER_RUN = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "shape_assertion")
+_NEVER_RUN = SHARDINGS | {"shape_assertion"}
 """Custom calls that are gone when a program is compiled."""
 
 

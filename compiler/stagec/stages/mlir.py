@@ -47,7 +47,7 @@ def read_artifact(context: ir.Context, artifact: bytes) -> ir.Module:
     if made := re.match(rb"ML\xefR.StableHLO_v(\d+)\.(\d+)\.(\d+)\0", artifact, re.DOTALL):
         version, here = ".".join(map(bytes.decode, made.groups())), stablehlo.get_current_version()
         if _numbers(version) > _numbers(here):
-            raise TooNew(f"it is of StableHLO {version}, and jaxlib {compatibility.version()} reads {here} and older")
+            raise TooNew(f"it uses StableHLO {version}, and jaxlib {compatibility.version()} reads {here} and older")
     try:
         return stablehlo.deserialize_portable_artifact(context, artifact)
     except Exception as error:  # jaxlib raises RuntimeError or MLIRError, by version

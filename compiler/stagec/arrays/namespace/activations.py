@@ -25,7 +25,7 @@ from stagec.arrays.values import axes_of, axis_of, broadcast_shapes
 
 
 def _with_derivative(name: str, function: Callable[..., Any], derive: Callable[..., Any], *values: Any) -> Any:
-    """Return what a function gives, whose derivative is what `derive(cotangent, *values)` gives, for each value.
+    """Call `function`; its derivative is `derive(cotangent, *values)`, one for each value.
 
     name: of the function, in a program's text.
     """

@@ -124,7 +124,7 @@ def _gives(namespace: ModuleType) -> Callable[..., ModuleType]:
 def _transposed(self: Any) -> Any:
     """Of a matrix, with rows and columns exchanged."""
     if len(self.shape) != 2:
-        raise ValueError(f".T is of matrices, not of arrays of {len(self.shape)} dimensions: write .mT or permute_dims")
+        raise ValueError(f".T needs a matrix, not an array of {len(self.shape)} dimensions: write .mT or permute_dims")
     return as_view(transpose(self, (1, 0)), self, "write a[:, 0] = 1, not a.T[0] = 1")
 
 

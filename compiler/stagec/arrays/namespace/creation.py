@@ -16,8 +16,9 @@ from stagec.arrays.namespace.promotion import array_of, is_jaxs, is_scalar, like
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import broadcast, convert, full as filled, iota, reshape
-from stagec.arrays.values import SCALARS, Literal, Value
+from stagec.arrays.values import Literal, Value
 from stagec.pjrt import clients, dlpack
+from stagec.pjrt.calling_convention import NUMBERS
 from stagec.pjrt.jax_arrays import JaxArray
 
 
@@ -72,7 +73,7 @@ def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
             if kind == "u" and wanted == dtypes.int64:
                 wanted = array.dtype  # beyond int64
     if (
-        isinstance(obj, (*SCALARS, list, tuple))
+        isinstance(obj, (*NUMBERS, list, tuple))
         and KINDS[wanted] in INTEGRAL
         and array.dtype.kind in "iu"
         and array.size

@@ -132,10 +132,10 @@ def gathering(whole: Shape, entries: Sequence[Any]) -> Gathering:
     numbers = GatherDimensionNumbers(offset, tuple(indexed), tuple(indexed))
     parts = (*own[:before], *shape, *own[before:])
     index = concatenate(columns, rank)
-    return Gathering(index, numbers, sizes, parts, _with_new_axes(parts, entries, together, before, rank))
+    return Gathering(index, numbers, sizes, parts, _with_new_axes(parts, entries, together, rank))
 
 
-def _with_new_axes(parts: Shape, entries: Sequence[Any], together: bool, before: int, rank: int) -> Shape:
+def _with_new_axes(parts: Shape, entries: Sequence[Any], together: bool, rank: int) -> Shape:
     if not any(map(is_new, entries)):
         return parts
     shape, sizes, placed = [], list(parts), False

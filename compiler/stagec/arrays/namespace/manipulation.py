@@ -98,7 +98,7 @@ def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int
         axes_of(given if isinstance(given, tuple | list) else (given,), rank) for given in (source, destination)
     )
     if len(old) != len(new):
-        raise ValueError(f"moveaxis: {source} and {destination} are other many axes")
+        raise ValueError(f"moveaxis: {source} and {destination} name different numbers of axes")
     order = [i for i in range(rank) if i not in old]
     for where, which in sorted(zip(new, old, strict=True)):
         order.insert(where, which)

@@ -11,7 +11,8 @@ from stagec.arrays import binding, dtypes
 from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import FLOATING, INEXACT, KINDS, DType
 from stagec.arrays.primitives.structural import convert, size_value
-from stagec.arrays.values import SCALARS, Literal, Value, literal
+from stagec.arrays.values import Literal, Value, literal
+from stagec.pjrt.calling_convention import NUMBERS
 
 
 def is_scalar(x: Any) -> bool:
@@ -28,7 +29,7 @@ def array_of(x: Any, function: str = "") -> Any:
         return x.same()
     if isinstance(x, Literal):
         return x
-    if isinstance(x, SCALARS):
+    if isinstance(x, NUMBERS):
         return literal(x, dtypes.of_python(type(x)), weak_type=type(x) is not bool) if is_scalar(x) else _of_numpy(x)
     if isinstance(x, np.ndarray | np.generic) or hasattr(x, "__array__"):
         return _of_numpy(x)

@@ -125,7 +125,7 @@ PSUM_SCATTER: Primitive = Primitive(
 
 
 def ppermute(x: Any, axes: Names, mesh: Axes, sends: Sequence[tuple[int, int]]) -> Any:
-    """Return what another device has: each pair says from which to which; zeros where nobody sends."""
+    """Return the array of another device: each pair is a sender and a receiver. Without a sender it is zeros."""
     return bind(PPERMUTE, x, axes=axes, mesh=mesh, sends=tuple(sends))
 
 

@@ -19,7 +19,7 @@ from stagec.arrays.primitives import derivatives as d, elementwise
 from stagec.arrays.primitives.calls import kept_by_policies
 from stagec.arrays.primitives.derivatives import Derivative
 from stagec.arrays.program import Primitive, Program, Variable, pruned
-from stagec.arrays.tracing import Traced, Tracer
+from stagec.arrays.tracing import Recorded, Tracer
 from stagec.arrays.values import ShapedArray
 
 Function = Callable[..., Sequence[Any]]
@@ -45,8 +45,8 @@ def case(index: Any, branches: Sequence[Function], operands: Sequence[Any]) -> l
     return result
 
 
-def _of_same_inputs(traced: Sequence[Traced]) -> tuple[list[Program], list[Tracer]]:
-    """Return programs that all take what any of them has captured, and that."""
+def _of_same_inputs(traced: Sequence[Recorded]) -> tuple[list[Program], list[Tracer]]:
+    """Give all programs the captured values of each; return the programs and the values."""
     every: dict[Any, Tracer] = {tracer._operand: tracer for part in traced for tracer in part.captured}
     programs = []
     for part in traced:

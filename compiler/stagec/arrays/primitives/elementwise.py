@@ -325,8 +325,6 @@ def truncate(x: Any) -> Any:
 
 # Exponentials, and functions of angles.
 
-_LN2 = math.log(2.0)
-
 
 def _logistic_lower(rule: Rule, x: IRValue) -> IRValue:
     """As JAX lowers it: StableHLO's own operation has other bits."""

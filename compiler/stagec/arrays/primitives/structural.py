@@ -54,7 +54,7 @@ def reshape(x: Any, shape: Sequence[Any]) -> Any:
 
 def _reshape_infer(x: ShapedArray, *, shape: Shape) -> ShapedArray:
     if dims.product(x.shape) != dims.product(shape):
-        raise ValueError(f"reshape: an array of shape {shown(x.shape)} has other many elements than {shown(shape)}")
+        raise ValueError(f"reshape: {shown(x.shape)} has a different number of elements than {shown(shape)}")
     return ShapedArray(shape, x.dtype, x.weak_type)
 
 

@@ -69,7 +69,8 @@ FILES = ("safetensors:", "msgpack:", "orbax:")
 `?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
-"""A dimension that is a number: a process with no other dimensions never imports `core.sizes.size`."""
+"""A dimension that is a number. Nearly all are: a bundle of a thousand functions has tens of thousands. A process with
+no others never imports `core.sizes.size`."""
 
 
 def mlir_name(dtype: str) -> str:

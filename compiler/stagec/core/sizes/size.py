@@ -33,7 +33,6 @@ _LARGEST = 2**63
 """Numbers are below it: no dimension is larger."""
 _DEEPEST = 100
 """Levels of parentheses, signs, products and calls: each takes a few of Python's levels."""
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w+|[A-Za-z]", re.ASCII)
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
 _COMPARISONS = {ast.Eq: "==", ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<"}
@@ -298,8 +297,6 @@ def canonical_dimension(text: str) -> int | str:
     Two expressions that differ in spacing, in the order of terms or in redundant parentheses have one canonical text.
     Raises DimensionError for anything else, negative constants included.
     """
-    if _NUMBER.fullmatch(text):  # nearly all are: a bundle of a thousand functions has tens of thousands
-        return int(text)
     if _is_name(text):
         return text
     size = parse(text)

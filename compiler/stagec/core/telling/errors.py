@@ -69,13 +69,19 @@ class StagecError(Exception):
         return "\n".join(str(problem) for problem in self.problems)
 
 
+def mistake(what: str, write: str = "") -> StagecError:
+    """Return the error of one mistake that is in no file, such as a wrong word of a command line."""
+    return StagecError(Problem("", "", what, write))
+
+
 @contextlib.contextmanager
 def blaming(
     file: str, write: str = "", what: str = "", of: tuple[type[Exception], ...] = (ValueError, Refusal)
 ) -> Iterator[None]:
     """Raise StagecError, naming a file, for an error in a block that reads it.
 
-    Of an OSError it says that the file cannot be read; of an error of the classes `of` the text, after `what`.
+    For an OSError, the message is that the file cannot be read. For an error of the classes `of`, it is `what` and the
+    error's own string.
     write: what to do where the file is not the right one.
     """
     try:
@@ -92,7 +98,7 @@ _EXTRA = {
     "grpc": "grpcio",
     "prometheus_client": "prometheus-client",
 }
-"""The packages that stagec can do without, for a part of what it does: what is imported, and what to install."""
+"""The packages that only a part of stagec needs: the name to import, and the name to install."""
 
 
 def missing_package(error: ImportError, user: str) -> str | None:
@@ -126,7 +132,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: what would move its cursor or change its colours is shown as an escape. Lines stay."""
+    """A string for a terminal: what would move its cursor or change its colours is shown as an escape. Lines stay."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
