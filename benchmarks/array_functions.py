@@ -37,7 +37,7 @@ def block(n: Any, params: dict[str, Any], x: Any) -> Any:
     """One block of a transformer, on f32[position,width]: attention and a perceptron, each behind a normalization."""
     h = normalized(n, x)
     heads = (n.reshape(h @ params[name], (x.shape[0], HEADS, -1)) for name in ("query", "key", "value"))
-    query, key, value = (n.permute_dims(one, (1, 0, 2)) for one in heads)
+    query, key, value = (n.permute_dims(head, (1, 0, 2)) for head in heads)
     scores = query @ n.permute_dims(key, (0, 2, 1)) / query.shape[-1] ** 0.5
     mask = n.tril(n.ones((x.shape[0], x.shape[0]), dtype=bool))
     attended = softmax(n, n.where(mask, scores, -1e9)) @ value
@@ -117,8 +117,8 @@ def main(which: str, rounds: int) -> None:
     def operation() -> float:
         start = time.process_time()
         for _ in range(1000):
-            found = n.add(x, y)
-        np.asarray(found)
+            result = n.add(x, y)
+        np.asarray(result)
         return (time.process_time() - start) / 1000
 
     export(n.tanh, struct((2,), np.float32))  # what the first of a process takes is in no round

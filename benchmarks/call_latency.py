@@ -39,11 +39,11 @@ def measure(options: Options) -> list[Row]:
         command = [sys.executable, "-s", "-S", __file__, function, str(folder), str(max(15, options.rounds))]
         done = subprocess.run(command, env=bundles.environment(folder), stdout=subprocess.PIPE, text=True, check=True)
         seconds: dict[str, list[float]] = json.loads(done.stdout)
-        for one, other in PAIRS:
-            pair = {name: seconds[name] for name in (one, other)}
+        for way, other in PAIRS:
+            pair = {name: seconds[name] for name in (way, other)}
             against = "jax.jit, results read" if other.endswith("read") else "jax.jit"
             rows.append(
-                Row(f"{function}: {one}", against, ratio(seconds, one, other), TARGETS.get((function, one), 1.0), pair)
+                Row(f"{function}: {way}", against, ratio(seconds, way, other), TARGETS.get((function, way), 1.0), pair)
             )
     return rows
 

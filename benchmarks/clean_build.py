@@ -27,7 +27,7 @@ def measure(options: Options) -> list[Row]:
             script,
             ratio(seconds, name, "script"),
             target,
-            {one: seconds[one] for one in (name, "script")},
+            {way: seconds[way] for way in (name, "script")},
         )
         for name, target in names.items()
     ]

@@ -79,8 +79,8 @@ def _without_ynnpack(options: Options) -> Row:
 
 def _steps(rounds: int, function: str, folder: Path) -> Row:
     starts = [json.loads(_start("steps", function, folder)[1]) for _ in range(rounds)]
-    seconds = {step: [one[step] for one in starts] for step in starts[0]}
-    own = statistics.median(sum(one[step] for step in OWN) for one in starts)
+    seconds = {step: [start[step] for start in starts] for step in starts[0]}
+    own = statistics.median(sum(start[step] for step in OWN) for start in starts)
     return Row("the same, what is stagec's own", "", own, None, seconds, "s", ", ".join(OWN))
 
 
@@ -93,7 +93,7 @@ def _start(way: str, function: str, folder: Path) -> tuple[float, str]:
 
     Raises RuntimeError when it writes none.
     """
-    # Without `site`: files of the machine's own packages that it would run are no part of any way.
+    # Without `site`: it would run files of the machine's own packages, which belong to none of the ways.
     command = [sys.executable, "-s", "-S", str(Path(__file__).with_name("starts.py")), way, function, str(folder)]
     start = time.perf_counter()
     with subprocess.Popen(command, env=bundles.environment(folder), stdout=subprocess.PIPE, text=True) as process:

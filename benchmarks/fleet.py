@@ -30,7 +30,7 @@ def measure(options: Options) -> list[Row]:
     first, *others = built
     rows = []
     for name in others:
-        kept = {one: seconds[one] for one in (name, first)}
+        kept = {releases: seconds[releases] for releases in (name, first)}
         what = f"{COUNT} functions of eight layers for {name}"
         rows.append(Row(f"clean build of {what}", first, ratio(seconds, name, first), None, kept))
         note = f"{sizes[name]:,} bytes for {sizes[first]:,}"

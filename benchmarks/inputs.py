@@ -1,4 +1,4 @@
-"""What an action pays for its packages, by the way in which Bazel is told of them: processor time of Bazel's server.
+"""What an action pays for its packages, by how Bazel learns of them: processor time of Bazel's server.
 
 The actions do nothing else. stagec's packages are a directory; the table in docs/remote-packages.md comes from here.
 """
@@ -98,7 +98,7 @@ def measure(options: Options) -> list[Row]:
 
 
 def _seconds(bazel: NestedBazel, target: str, words: list[str], rounds: int) -> list[float]:
-    """Build a target once for nothing, and then each time anew; return the seconds of the server by action."""
+    """Build a target once for nothing, and then again each time; return the seconds of the server by action."""
     seconds = []
     for _ in range(rounds + 1):
         bazel.run("clean")

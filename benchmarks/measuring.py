@@ -55,9 +55,9 @@ def interleaved(rounds: int, timed: Mapping[str, Callable[[], float]]) -> dict[s
     return seconds
 
 
-def ratio(seconds: Mapping[str, list[float]], one: str, other: str) -> float:
-    """Return the median over the rounds of `one` by `other`."""
-    return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+def ratio(seconds: Mapping[str, list[float]], name: str, other: str) -> float:
+    """Return the median over the rounds of `name` by `other`."""
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds[other], strict=True))
 
 
 def as_table(rows: list[Row]) -> str:

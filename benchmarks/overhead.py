@@ -21,7 +21,7 @@ _WHERE = "jit, compile, serialize in one process, for the same instruction set"
 def measure(options: Options) -> list[Row]:
     """Return the CPU seconds of a function and of a build beside its functions, and ratios for each size.
 
-    The sizes of a round are measured with one server of Bazel's, which has built before.
+    The sizes of a round are measured with one Bazel server, which has built before.
     """
     cpu: dict[str, list[float]] = {}
     with workspace(options.folder / "overhead", models.alike(max(COUNTS)), _TARGET) as built:

@@ -1,4 +1,4 @@
-"""What builds are compared with: jit, compile and serialize all functions of a workspace in one process of JAX's.
+"""What builds are compared with: jit, compile and serialize all functions of a workspace in one process with JAX.
 
 `python plain.py WORKSPACE OUTPUT [CACHE]`; CACHE is a folder of JAX's persistent compilation cache.
 """

@@ -69,16 +69,16 @@ def _rows(built: Workspace, cluster: Cluster, count: int) -> list[Row]:
     what = f"remote build of {count:,} functions"
     rows = []
     for name in spent:
-        times = {one: seconds[one] for one in ("local", name)}
+        times = {way: seconds[way] for way in ("local", name)}
         rows.append(Row(f"{what}, {name}", "a local build", ratio(seconds, name, "local"), None, times, note=_ONCE))
-    for name, one in spent.items():
-        cpu = one.bazel + one.engine + one.machines
-        works = {"sandbox": [sandbox], "bazel": [one.bazel], "engine": [one.engine], "machines": [one.machines]}
+    for name, cost in spent.items():
+        cpu = cost.bazel + cost.engine + cost.machines
+        works = {"sandbox": [sandbox], "bazel": [cost.bazel], "engine": [cost.engine], "machines": [cost.machines]}
         rows += [
             Row(f"CPU of an action, {name}", "in a local sandbox", cpu / sandbox, None, works, note=_ONCE),
             Row(f"overhead of an action, {name}", "", cpu - sandbox, None, {}, "s", _ONCE),
-            Row(f"moved by an action, {name}, to and from Bazel", "", one.clients / 2**20, None, {}, "MiB", _ONCE),
-            Row(f"moved by an action, {name}, to and from machines", "", one.workers / 2**20, None, {}, "MiB", _ONCE),
+            Row(f"moved by an action, {name}, to and from Bazel", "", cost.clients / 2**20, None, {}, "MiB", _ONCE),
+            Row(f"moved by an action, {name}, to and from machines", "", cost.workers / 2**20, None, {}, "MiB", _ONCE),
         ]
     return [*rows, *_projection(spent[name], built.actions, seconds["local"][0], what)]
 
@@ -141,8 +141,8 @@ def _cpu(roots: Iterable[int]) -> float:
             continue
         children.setdefault(int(fields[1]), []).append(int(path.parent.name))
         ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))
-    found, left = set[int](), set(roots)
+    processes, left = set[int](), set(roots)
     while left:
-        found |= left
-        left = {pid for root in left for pid in children.get(root, ())} - found
-    return sum(ticks.get(pid, 0) for pid in found) / os.sysconf("SC_CLK_TCK")
+        processes |= left
+        left = {pid for root in left for pid in children.get(root, ())} - processes
+    return sum(ticks.get(pid, 0) for pid in processes) / os.sysconf("SC_CLK_TCK")

@@ -68,7 +68,7 @@ def measure(options: Options) -> list[Row]:
     for model in served_models.SHAPES:
         bundle = _bundle(model, folder)
         rounds = [_round(model, bundle, folder) for _ in range(options.rounds)]
-        measured = {key: [one[key] for one in rounds] for key in rounds[0]}
+        measured = {key: [numbers[key] for numbers in rounds] for key in rounds[0]}
         rows += _rows(model, measured, options.rounds)
     return rows
 
@@ -76,9 +76,9 @@ def measure(options: Options) -> list[Row]:
 def _rows(model: str, measured: Mapping[str, list[float]], rounds: int) -> Iterator[Row]:
     """Yield the rows of a model. measured: a number for each round, by what it is: `stagec 64 p99`."""
 
-    def row(name: str, one: str, other: str, target: float | None, note: str = "") -> Row:
-        of = {one: measured[one], other: measured[other]}
-        return Row(f"{model}: {name}", other, ratio(of, one, other), target, of, note=note or f"{rounds} rounds")
+    def row(name: str, ours: str, other: str, target: float | None, note: str = "") -> Row:
+        of = {ours: measured[ours], other: measured[other]}
+        return Row(f"{model}: {name}", other, ratio(of, ours, other), target, of, note=note or f"{rounds} rounds")
 
     note = f"{rounds} rounds; raw: a loop of calls{'' if _first_in_line() else '; not with real-time priority'}"
     yield row("seconds of a request, 64 clients", "stagec 64", "raw", 1.3, note)
@@ -171,7 +171,7 @@ def _raw(call: stagec.Function, model: str) -> tuple[float, float]:
 
 
 def request_of(model: str, server: str, first: bool = False) -> bytes:
-    """Return all bytes of a request with one row. first: of a client, in the place of which is `@@@@@@`."""
+    """Return all bytes of a request with one row. first: of a client, whose number replaces `@@@@@@`."""
     dtype = served_models.DTYPES[model]
     x = np.random.default_rng(0).standard_normal((1, *served_models.SHAPES[model])).astype(dtype)
     if server != "stagec":

@@ -32,16 +32,16 @@ def _rows(options: Options, count: int) -> list[Row]:
             "script without a flag": built.plain_script,
         }
         seconds = interleaved(options.rounds, runs)
-    name, script = f"clean build of {count} functions of eight layers", "jit, compile, serialize in one process"
+    name, plain = f"clean build of {count} functions of eight layers", "jit, compile, serialize in one process"
 
     def row(what: str, other: str, against: str, measured: dict[str, list[float]], most: float | None) -> Row:
-        kept = {one: measured[one] for one in ("build", other)}
+        kept = {way: measured[way] for way in ("build", other)}
         return Row(what, against, ratio(measured, "build", other), most, kept)
 
     return [
-        row(name, "script", f"{script}, for the same instruction set", seconds, 1.0),
-        row(f"{name}, CPU seconds", "script", f"{script}, for the same instruction set", cpu, None),
-        row(f"{name}, against this CPU", "script without a flag", f"{script}, for this CPU", seconds, None),
+        row(name, "script", f"{plain}, for the same instruction set", seconds, 1.0),
+        row(f"{name}, CPU seconds", "script", f"{plain}, for the same instruction set", cpu, None),
+        row(f"{name}, against this CPU", "script without a flag", f"{plain}, for this CPU", seconds, None),
     ]
 
 

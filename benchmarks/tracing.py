@@ -1,4 +1,4 @@
-"""Functions of arrays beside JAX, in CPU seconds: trace, lower and export; importing; operations outside of a trace."""
+"""Functions of arrays beside JAX, in CPU seconds: trace, lower and export; importing; operations outside a trace."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ PROGRAM = Path(__file__).with_name("array_functions.py")
 
 def measure(options: Options) -> list[Row]:
     """Return the rows. Each round is a process for JAX and one for stagec, as the export of a function is."""
-    found: dict[str, dict[str, list[float]]] = {}
+    spent: dict[str, dict[str, list[float]]] = {}
     for _ in range(options.rounds):
         for which in ("arrays", "jax"):
             command = [sys.executable, str(PROGRAM), which, "1"]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             for name, seconds in json.loads(done.stdout).items():
                 # Of what is measured often in a process, the least: other programs make it longer, and none shorter.
-                found.setdefault(name, {}).setdefault(which, []).append(min(seconds))
+                spent.setdefault(name, {}).setdefault(which, []).append(min(seconds))
 
     def row(name: str, what: str, most: float | None) -> Row:
         return Row(
-            what, "the same with jax.numpy and jax.export", ratio(found[name], "arrays", "jax"), most, found[name]
+            what, "the same with jax.numpy and jax.export", ratio(spent[name], "arrays", "jax"), most, spent[name]
         )
 
-    imports = statistics.median(found["import"]["arrays"])
+    imports = statistics.median(spent["import"]["arrays"])
     return [
         row("transformer", "trace, lower and export 24 layers of a transformer", 0.3),
         row("functions", "trace, lower and export 100 functions of eight layers", 0.3),
-        row("operation", "one operation outside of a trace", 1.5),
+        row("operation", "one operation outside a trace", 1.5),
         _exports(options),
         Row(
-            "import stagec.numpy, after numpy and jaxlib", "", imports, 0.15, {"arrays": found["import"]["arrays"]}, "s"
+            "import stagec.numpy, after numpy and jaxlib", "", imports, 0.15, {"arrays": spent["import"]["arrays"]}, "s"
         ),
     ]
 

@@ -59,7 +59,7 @@ def _stagec_impl(module_ctx):
 
 _IMAGE = {
     "interpreter": attr.string(
-        doc = "The absolute path of the Python that actions run, if it is another than the one that installs the " +
+        doc = "The absolute path of the Python that actions run, if it differs from the one that installs the " +
               "packages, such as that of an execution image. This machine need not have it.",
     ),
     "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with the version of their Python."),

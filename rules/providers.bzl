@@ -9,7 +9,7 @@ PythonEnvironmentInfo = provider(
         "execution_version": "string: its full version.",
         "execution_packages": "string: absolute path of a folder with the fingerprint and the packages, where actions run; " +
                               "empty: they are inputs.",
-        "emulated": "InterpreterInfo: a program in the place of both, which runs an interpreter of another architecture; " +
+        "emulated": "InterpreterInfo: a program instead of both, which runs an interpreter of another architecture; " +
                     "None: the machine itself runs them.",
         "abi": "string: the ABI of both, such as cpython-311-x86_64-linux-gnu.",
         "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
@@ -56,7 +56,7 @@ StagecToolchainInfo = provider(
     doc = "What export, compile and bundle actions run.",
     fields = {
         "environment": "PythonEnvironmentInfo: the interpreter and the compiler's third-party packages.",
-        "interpreter": "InterpreterInfo: what actions run in the place of the environment's interpreter; None for most.",
+        "interpreter": "InterpreterInfo: what actions run instead of the environment's interpreter; None for most.",
         "entry": "File: the compiler's __main__.py.",
         "start": "File: the script that starts an interpreter by its path, or says that there is none.",
         "import_root": "string: the folder, relative to the execution root, that the compiler is imported from.",
@@ -108,7 +108,7 @@ AotExecutableInfo = provider(
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "platform": "string: the target's platform: cpu, cuda or tpu.",
         "plugin": "PythonEnvironmentInfo: the compiler of the platform; None for cpu.",
-        "environment": "PythonEnvironmentInfo: what compiled it in the place of the toolchain's; None: the toolchain's.",
+        "environment": "PythonEnvironmentInfo: what compiled it instead of the toolchain's; None: the toolchain's.",
         "spec": "File: the executable's spec, as JSON.",
     },
 )

@@ -41,7 +41,7 @@ stagec_toolchain = rule(
             cfg = "exec",
         ),
         "interpreter": attr.label(
-            doc = "A `python_interpreter` that actions run in the place of the environment's interpreter. It must have " +
+            doc = "A `python_interpreter` that actions run instead of the environment's interpreter. It must have " +
                   "the same ABI, such as CPython 3.11: the packages were installed for that.",
             providers = [InterpreterInfo],
             cfg = "exec",
@@ -115,7 +115,7 @@ def compiler_action(
       sandbox: whether a sandbox hides what is not an input. To make and remove a sandbox takes longer
         than a command that runs no code of a model, and opens what its arguments name.
       environment: Target with PythonEnvironmentInfo, from an attribute with cfg = "exec": the environment that runs the
-        command in the place of the toolchain's, with its interpreter, emulator, packages and workers of its own. Nothing
+        command instead of the toolchain's, with its interpreter, emulator, packages and workers of its own. Nothing
         of the toolchain's environment is in the action's key then. None: the toolchain's.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec

@@ -50,7 +50,7 @@ stagec.manifest(
 use_repo(stagec, "models_manifest")
 """
 
-# The packages of the tests, in the place of those that Bazel would fetch.
+# The packages of the tests, instead of those that Bazel would fetch.
 _ENVIRONMENT = """load("@stagec//rules/private:python_environment.bzl", "environment")
 
 environment(
@@ -136,12 +136,12 @@ class NestedBazel:
         )
 
     def with_packages(self, environment: Path) -> list[str]:
-        """Options of a build with the packages of a repository, of `environment`, in the place of stagec's."""
+        """Options of a build with the packages of the repository `environment` instead of its own."""
         repositories = map(self._canonical, ("stagec_planning", "stagec_python"))
         return [f"--override_repository={name}={environment}" for name in repositories]
 
     def _canonical(self, repository: str) -> str:
-        """Bazel's own name of a repository of stagec's."""
+        """Bazel's own name of one of stagec's repositories."""
 
         def names_of(module: str) -> dict[str, str]:
             done = self.run("mod", "dump_repo_mapping", module)

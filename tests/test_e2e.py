@@ -54,7 +54,7 @@ class Workspace(NestedBazel):
         self.events = folder / "events.json"
 
     def build(self, *arguments: str) -> list[tuple[str, str]]:
-        """Build everything; return (mnemonic, target name) of the actions of stagec's that ran, sorted.
+        """Build everything; return (mnemonic, target name) of stagec's actions that ran, sorted.
 
         `runners` then has what Bazel ran them and others with.
         """
@@ -64,7 +64,7 @@ class Workspace(NestedBazel):
         return self.ran()
 
     def ran(self) -> list[tuple[str, str]]:
-        """(mnemonic, target name) of the actions of stagec's that the last build ran, sorted."""
+        """(mnemonic, target name) of stagec's actions that the last build ran, sorted."""
         return actions(self.events, STAGES)
 
     @functools.cached_property
@@ -214,7 +214,7 @@ def test_a_bucket_more_is_compiled_alone(built: Workspace) -> None:
 
 
 def test_a_variable_is_in_the_key_of_its_function_and_in_the_provenance(built: Workspace) -> None:
-    """It comes to the model as it was written, through the texts of the planner, of Starlark and of the action."""
+    """It comes to the model as it was written, through the files of the planner, of Starlark and of the action."""
     unit = '\u00e9 "quoted" $HOME \\ %s {}'
     avals = 'avals = "models.regressor:predict_avals"'
     declared = f"{avals}\nenvironment = {{ UNIT = '{unit}' }}"
@@ -332,7 +332,7 @@ def test_a_worker_that_dies_is_started_again(built: Workspace) -> None:
         ran = built.build()
         assert ("StagecCompile", "models.gelu.cpu") in ran
         assert {mnemonic for mnemonic, _ in ran} == {*STAGES}
-        assert built.runners == {"local", "worker"}  # what reads the imports of models is no worker
+        assert built.runners == {"local", "worker"}  # what reads the imports of models is not a worker
     assert built.workers().isdisjoint(before)
 
 

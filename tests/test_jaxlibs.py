@@ -69,7 +69,7 @@ def predict(x, w):
 def step(w):
     return w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.sin(w @ w)))(w)
 """,
-    # What serves runs the bundle as it is; what has only an older executable is told so.
+    # What serves runs the bundle as it is; a program with only an older executable says so.
     "models/compare.py": """import json
 import sys
 
@@ -173,7 +173,7 @@ def clone(folder: Path) -> Iterator[Clone]:
     clone = Clone(folder / "first", folder / "environment")
     try:
         _, said = clone.succeed("build", "//models", "//models:models.provenance")
-        assert runners(said) == {"local", "worker"}  # what reads the imports of models is no worker
+        assert runners(said) == {"local", "worker"}  # what reads the imports of models is not a worker
         yield clone
     finally:
         clone.run("shutdown")

@@ -213,7 +213,7 @@ def test_names(bundle: Path, tmp_path: Path) -> None:
     done = command(*words, "--limit", "memory")
     assert (done.returncode, done.stderr) == (2, "'memory' has 1 parts divided by '='; expected 2\n")
     done = command("kubernetes", bundle, "zoo", "--server", SERVER)
-    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "'zoo' names no image of a registry")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "'zoo' is not the name of an image in a registry")
 
 
 @pytest.mark.skipif(

@@ -47,7 +47,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NestedBazel]:
     for name, text in BY_HAND.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    # Debian's package of Bazel 4 logs its sandbox unless it is told not to.
+    # Debian's package of Bazel 4 logs its sandbox without this option.
     (root / ".bazelrc").write_text("build --nosandbox_debug\n")
     bazel = NestedBazel(folder, root)
     try:

@@ -166,13 +166,13 @@ def test_a_second_builder(workspace: Workspace, tmp_path: Path) -> None:
     both = ("--key", a_public, "--key", b_public, "--threshold", "2")
     assert "2 of 2 keys signed, 2 must" in checked("verify", release / "models.aot", *both)
 
-    # A checkout with another source is told before anything is built.
+    # A checkout with another source is refused before anything is built.
     (checkout / "models" / "scale.py").write_text(SCALE + "# edited\n")
     done = command(*words, "--root", checkout)
     statement = release / "models.intoto.json"
     assert (done.returncode, done.stderr) == (
         2,
-        f"{checkout}: this is not the checkout that {statement} is about: models/scale.py differs\n"
+        f"{checkout}: this checkout differs from the one in {statement}: models/scale.py\n"
         "  check out the sources of that release, without changes\n",
     )
     # A statement about another bundle.
@@ -248,7 +248,7 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
         f"CHANGELOG.md: its first section is not {VERSION} with a date: run prepare {VERSION}\n",
     )
     done = script(checkout, "prepare", "next")
-    assert (done.returncode, done.stderr) == (1, "next is no semantic version: write for example 0.2.0\n")
+    assert (done.returncode, done.stderr) == (1, "next is not a semantic version: write for example 0.2.0\n")
     done = script(checkout, "prepare", "0.0.1")
     assert (done.returncode, done.stderr) == (1, f"0.0.1 does not come after {VERSION}\n")
 

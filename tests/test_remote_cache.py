@@ -166,7 +166,7 @@ def test_another_clone_user_and_cpu_hits(clones: tuple[Clone, Clone], cache: Htt
         traffic = cache.traffic()
         assert (traffic.hits, traffic.misses) == (ACTIONS, 0)
         assert second.artifacts() == wanted
-        # Packages that are no inputs are found in Bazel's sandbox too, and make the same bytes.
+        # Packages that are not inputs are found in Bazel's sandbox too, and make the same bytes.
         said = second.clean_build(option, HERE, before=other)
         assert re.search(rf"{ACTIONS} \w+-sandbox", said), said
         assert cache.traffic().misses == ACTIONS

@@ -46,7 +46,7 @@ reproducible = false
 platform = "cpu"
 isa = "SSE4_2"
 """
-# One in ten is compiled: of the others, only what everybody can compile is wanted.
+# One in ten is compiled: of the others, the test needs only what everybody can compile.
 FUNCTION = """
 [functions.{name}]
 entry = "{name}.mlir"

@@ -1,4 +1,4 @@
-# What the tools share that install a Debian into a folder and run this checkout there. Source it; it is no program.
+# What the tools share that install a Debian into a folder and run this checkout there. Source it; it is not a program.
 #
 # The folder uses this machine's name resolution and certificate authorities: pip goes where it goes here.
 

@@ -97,11 +97,11 @@ def run_test(options: argparse.Namespace) -> int:
         for row in wanted:
             try:
                 wheel = fetched(row, options.wheels or Path(scratch))
-                found = dataclasses.replace(
+                build = dataclasses.replace(
                     tried(wheel, described(wheel, options.under), options.python, options.under), tested=""
                 )
-                if found != dataclasses.replace(row, tested=""):
-                    raise Unsuitable(f"{found}, in the place of {row}")
+                if build != dataclasses.replace(row, tested=""):
+                    raise Unsuitable(f"{build} instead of {row}")
             except Unsuitable as error:
                 failed += 1
                 print(f"{name(row)}: {error}", flush=True)
@@ -142,17 +142,17 @@ def described(wheel: Path, any_python: str) -> Build:
     parts = re.fullmatch(r"(\w+)-([\w.]+)-(\w+)-(\w+)-[\w.]+(x86_64|aarch64)\.whl", wheel.name)
     distribution = parts[1].replace("_", "-") if parts else ""
     if not parts or distribution not in LIBRARIES:
-        raise Unsuitable(f"it is no wheel for x86-64 or aarch64 of {', '.join(LIBRARIES)}")
+        raise Unsuitable(f"it is not a wheel for x86-64 or aarch64 of {', '.join(LIBRARIES)}")
     tag = parts[4] if distribution == "jaxlib" else ""
     if tag not in ("", known_builds.python_tag()) and not any_python:
         raise Unsuitable(f"it is for {tag}; this is {known_builds.python_tag()}")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith("/" + LIBRARIES[distribution]))
         try:
-            found = known_builds.examined(Path(archive.extract(member, folder)))
+            build = known_builds.examined(Path(archive.extract(member, folder)))
         except known_builds.PatchError as error:
             raise Unsuitable(f"{error}") from error
-    return dataclasses.replace(found, version=parts[2], python=tag)
+    return dataclasses.replace(build, version=parts[2], python=tag)
 
 
 def tried(wheel: Path, row: Build, python: str, under: str) -> Build:
@@ -170,12 +170,12 @@ def tried(wheel: Path, row: Build, python: str, under: str) -> Build:
         done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
     if done.returncode:
         raise Unsuitable(done.stderr.strip() or f"the process that compiles ended with {done.returncode}")
-    found = Build(**json.loads(done.stdout))
+    build = Build(**json.loads(done.stdout))
     version = "import platform; print(platform.python_version())"
     done = subprocess.run([python, "-s", "-c", version], check=True, capture_output=True, text=True)
     made_with = f"CPython {done.stdout.strip()}{'t' * known_builds.python_tag().endswith('t')}"
     return dataclasses.replace(
-        found, version=row.version, python=row.python, tested=made_with + (under and f", {under}")
+        build, version=row.version, python=row.python, tested=made_with + (under and f", {under}")
     )
 
 

@@ -93,7 +93,7 @@ def missing(names: Iterable[str]) -> list[str]:
     def there(name: str) -> bool:
         kind, _, attribute = name.partition(".")
         if kind in classes:
-            return any(_has(one, attribute) for one in classes[kind])
+            return any(_has(known, attribute) for known in classes[kind])
         return _resolves(name)
 
     return [line for line in names if not any(map(there, line.split(" or ")))]

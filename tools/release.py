@@ -38,23 +38,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout (default: the script's)")
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("prepare", help="edit the files that name the version")
-    one.add_argument("version")
-    one.add_argument("--date", default=datetime.date.today().isoformat(), help="of the release (default: today)")
-    one.set_defaults(run=lambda given: prepare(given.root, given.version, given.date))
-    two = commands.add_parser("build", help="write a release into a folder")
-    two.add_argument("--output", type=Path, required=True, metavar="FOLDER")
-    two.add_argument("--repository", default="OWNER/stagec", help="the repository on GitHub (default: OWNER/stagec)")
-    two.set_defaults(run=lambda given: build(given.root, given.output, given.repository))
+    preparing = commands.add_parser("prepare", help="edit the files that name the version")
+    preparing.add_argument("version")
+    preparing.add_argument("--date", default=datetime.date.today().isoformat(), help="of the release (default: today)")
+    preparing.set_defaults(run=lambda given: prepare(given.root, given.version, given.date))
+    making = commands.add_parser("build", help="write a release into a folder")
+    making.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    making.add_argument("--repository", default="OWNER/stagec", help="the repository on GitHub (default: OWNER/stagec)")
+    making.set_defaults(run=lambda given: build(given.root, given.output, given.repository))
     given = parser.parse_args(arguments)
     given.run(given)
 
 
 def current(root: Path) -> str:
     """Return the version that the sources have."""
-    found = re.search(r'^VERSION = "(.+)"$', (root / _VERSION).read_text(), re.MULTILINE)
-    assert found
-    return found[1]
+    match = re.search(r'^VERSION = "(.+)"$', (root / _VERSION).read_text(), re.MULTILINE)
+    assert match
+    return match[1]
 
 
 def prepare(root: Path, version: str, date: str) -> None:
@@ -153,17 +153,17 @@ def _named(root: Path, version: str) -> list[tuple[str, str]]:
         f'module(\n    name = "stagec",\n    version = "{version}",\n)',
         f"This is version {version}.",
     )
-    found = []
+    named = []
     for path in _git(root, "ls-files", "-z").split("\0"):
         if path.endswith((".py", ".bazel", ".md")) and not (root / path).is_symlink():
             text = (root / path).read_text()
-            found += [(path, line) for line in lines if line in text]
-    return found
+            named += [(path, line) for line in lines if line in text]
+    return named
 
 
 def _check(version: str) -> None:
     if not _SEMANTIC.fullmatch(version):
-        raise SystemExit(f"{version} is no semantic version: write for example 0.2.0")
+        raise SystemExit(f"{version} is not a semantic version: write for example 0.2.0")
 
 
 def _order(version: str) -> tuple[list[int], bool, str]:

@@ -22,8 +22,8 @@ def main(path: str) -> None:
     for _ in range(STEPS):
         state, likelihood = bundle["fit_step"](state, measured)
     fitted = {name: value.numpy() for name, value in state.items()}
-    found = bundle["track"](fitted, measured)
-    sensor, filtered = (error(positions, truth) for positions in (measured, found["mean"][..., 0]))
+    tracked = bundle["track"](fitted, measured)
+    sensor, filtered = (error(positions, truth) for positions in (measured, tracked["mean"][..., 0]))
     print(f"bundle      {bundle.name} {bundle.version}, running its target {bundle.target!r}; jax is not importable")
     print(f"fit         {STEPS} steps, log-likelihood of a track from {float(before):.1f} to {float(likelihood):.1f}")
     deviations = (f"{name} {np.exp(value / 2):.2f}" for name, value in sorted(fitted.items()))

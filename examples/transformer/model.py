@@ -26,7 +26,7 @@ class State(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What attention has seen: keys and values bf16[layer,sequence,position,kv_head,head], filled up to length."""
+    """What attention has seen: keys and values bf16[layer,sequence,position,kv_head,head]; `length` positions count."""
 
     keys: jax.Array
     values: jax.Array

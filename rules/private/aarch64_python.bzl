@@ -123,8 +123,8 @@ emulated_python = rule(
     doc = "A Python for another architecture. aarch64_python declares it in the repository that it makes.",
     attrs = {
         "files": attr.label_list(
-            doc = "The program, the emulator, the file system in which the interpreter is, and, in the place of what is in " +
-                  "that, the lock.",
+            doc = "The program, the emulator, the file system of the interpreter, and the lock, which stands for " +
+                  "what is in that.",
             allow_files = True,
         ),
         "packages": attr.label(doc = "The list of what it was unpacked from, as JSON.", allow_single_file = True),

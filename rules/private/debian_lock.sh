@@ -2,7 +2,7 @@
 # Which packages of Debian compile for aarch64, and where they are. Needs apt-get, on a Debian of any release and architecture.
 #
 #   debian_lock.sh archives          prints the archives that apt-get is set to: .../debian and .../debian-security
-#   debian_lock.sh lock ARCHIVE...   prints compiler/aarch64.lock anew, of what Debian has signed
+#   debian_lock.sh lock ARCHIVE...   prints a new compiler/aarch64.lock, of what Debian has signed
 set -euo pipefail
 
 suite=bookworm

@@ -121,16 +121,19 @@ def _aot_executable_impl(ctx):
 
 aot_executable = rule(
     implementation = _aot_executable_impl,
-    doc = "Compiles an exported function for one target and bucket. `<name>.xla` is the executable, `<name>.json` its " +
-          "description, and `<name>.stablehlo.mlirbc` the module that XLA compiled, for programs without Python. " +
-          "`aot_manifest` declares these. The action's mnemonic is StagecCompile, StagecCompileCuda or " +
-          "StagecCompileTpu. Output groups: `stablehlo` is `<name>.stablehlo.mlir`, the function for this target and " +
-          "bucket; `hlo_before` and `hlo_after` are `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before " +
-          "and after XLA optimized it; `hlo_proto` is `<name>.hlo_after.pb`, the latter as HloModuleProto, with the elements " +
-          "of constants; `inventory` is `<name>.inventory.json`, its arrays, operations, exchanges and limits; " +
-          "`ptx` is `<name>.ptx`, the kernels of an executable for NVIDIA devices as PTX; " +
-          "`profile` is `<name>.profile.json`, the seconds that each phase took; `timeline` is `<name>.timeline.json`, an " +
-          "estimate of what a device does when in a call, for Perfetto.",
+    doc = "Compiles an exported function for one target and bucket. `aot_manifest` declares these.\n\n" +
+          "`<name>.xla` is the executable, `<name>.json` its description, and `<name>.stablehlo.mlirbc` the module that XLA " +
+          "compiled, for programs without Python. The action's mnemonic is StagecCompile, StagecCompileCuda or " +
+          "StagecCompileTpu.\n\n" +
+          "Output groups:\n\n" +
+          "- `stablehlo`: `<name>.stablehlo.mlir`, the function for this target and bucket.\n" +
+          "- `hlo_before` and `hlo_after`: `<name>.hlo_before.txt` and `<name>.hlo_after.txt`, its HLO before and after XLA " +
+          "optimized it.\n" +
+          "- `hlo_proto`: `<name>.hlo_after.pb`, the latter as HloModuleProto, with the elements of constants.\n" +
+          "- `inventory`: `<name>.inventory.json`, its arrays, operations, exchanges and limits.\n" +
+          "- `ptx`: `<name>.ptx`, the kernels of an executable for NVIDIA devices as PTX.\n" +
+          "- `profile`: `<name>.profile.json`, the seconds that each phase took.\n" +
+          "- `timeline`: `<name>.timeline.json`, an estimate of what a device does when in a call, for Perfetto.",
     attrs = {
         "spec": attr.string(doc = "The executable's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),
@@ -141,7 +144,7 @@ aot_executable = rule(
             cfg = "exec",
         ),
         "environment": attr.label(
-            doc = "The Python environment that compiles it in the place of the toolchain's: its jaxlib makes the executable, " +
+            doc = "The Python environment that compiles it instead of the toolchain's: its jaxlib makes the executable, " +
                   "which runs with that jaxlib alone, or its architecture. It needs jaxlib, numpy and flatbuffers, and no JAX.",
             providers = [PythonEnvironmentInfo],
             cfg = "exec",

@@ -88,12 +88,14 @@ def _aot_export_impl(ctx):
 
 aot_export = rule(
     implementation = _aot_export_impl,
-    doc = "Traces one function and writes it as `<name>.exported`. `aot_manifest` declares these. For targets that are not " +
-          "CPUs it also writes `<name>.lowered`: the modules that JAX lowers for their devices, if they differ from the " +
-          "exported one. Executables are made of them. Output groups: `description` is `<name>.exported.json`, what the " +
-          "artifact was made from; `debug` is `<name>.debug.mlir`, its StableHLO with the source location of every " +
-          "operation; `jaxpr` is `<name>.jaxpr.txt`, what JAX traced; `profile` is `<name>.profile.json`, the seconds that " +
-          "each phase took.",
+    doc = "Traces one function and writes it as `<name>.exported`. `aot_manifest` declares these.\n\n" +
+          "For targets that are not CPUs it also writes `<name>.lowered`: the modules that JAX lowers for their devices, if " +
+          "they differ from the exported one. Executables are made of them.\n\n" +
+          "Output groups:\n\n" +
+          "- `description`: `<name>.exported.json`, what the artifact was made from.\n" +
+          "- `debug`: `<name>.debug.mlir`, its StableHLO with the source location of every operation.\n" +
+          "- `jaxpr`: `<name>.jaxpr.txt`, what JAX traced.\n" +
+          "- `profile`: `<name>.profile.json`, the seconds that each phase took.",
     attrs = {
         "spec": attr.string(doc = "The function's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "deps": attr.label_list(

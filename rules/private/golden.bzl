@@ -80,7 +80,7 @@ aot_golden_test = rule(
             providers = [PythonEnvironmentInfo],
         ),
         "environment": attr.label(
-            doc = "The Python environment that it runs in, in the place of the toolchain's: executables run with the jaxlib " +
+            doc = "The Python environment that it runs in instead of the toolchain's: executables run with the jaxlib " +
                   "that made them.",
             providers = [PythonEnvironmentInfo],
         ),

@@ -156,7 +156,7 @@ def write_stagec_launcher(ctx, stagec, body, plugins, environment = None):
       stagec: StagecToolchainInfo.
       body: bash that runs when `$runfiles` and `$workspace` are set; `{stagec}` in it starts the compiler.
       plugins: list of PythonEnvironmentInfo that the compiler needs besides the toolchain's.
-      environment: PythonEnvironmentInfo that it runs in, in the place of the toolchain's; or None.
+      environment: PythonEnvironmentInfo that it runs in instead of the toolchain's; or None.
 
     Returns:
       File.

@@ -92,8 +92,8 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
     declare_manifest(_PLAN, JAXLIBS, Label("//:manifest.toml"), name, deps, data, function_deps, imports, common)
 """
 
-# What there is in the place of that of a manifest with mistakes. A repository rule that fails says them four times, and
-# not which BUILD file asks.
+# The `defs.bzl` of a manifest with mistakes. A repository rule that fails says them four times, and not which BUILD file
+# asks.
 _MISTAKES = """\"\"\"What is wrong with {path}.\"\"\"
 
 _WHAT = {mistakes}

@@ -25,7 +25,7 @@ def _stub_repository_impl(repository_ctx):
 
 _stub_repository = repository_rule(
     implementation = _stub_repository_impl,
-    doc = "A repository with one package, in the place of one that would be fetched.",
+    doc = "A repository with one package, instead of one that would be fetched.",
     attrs = {
         "package": attr.string(doc = "The package."),
         "rules": attr.string_list(doc = "Rules that are built into Bazel, for its defs.bzl."),

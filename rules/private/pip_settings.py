@@ -31,7 +31,7 @@ _FALSE = ("n", "no", "f", "false", "off", "0")
 
 
 class NoWord(Exception):
-    """uv has no word for a setting of pip's: the text says which."""
+    """uv has no word for one of pip's settings: the message says which."""
 
 
 @dataclass

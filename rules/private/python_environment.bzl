@@ -247,8 +247,8 @@ python_environment = repository_rule(
                   "actions import is: each of them has all files as inputs.",
         ),
         interpreter = attr.string(
-            doc = "The absolute path of the Python that actions run, where that is another than the one which installs " +
-                  "the packages: in the image of a remote engine. The file need not be on this machine.",
+            doc = "The absolute path of the Python that actions run, if it differs from the one that installs the " +
+                  "packages: in the image of a remote engine. The file need not be on this machine.",
         ),
         architecture = attr.string(
             doc = "The architecture of packages and interpreter, as `uname -m` has it, where it is not this machine's.",
@@ -321,7 +321,7 @@ environment = rule(
     attrs = {
         "abi": attr.string(doc = "The ABI that the packages are for, such as cpython-311-x86_64-linux-gnu."),
         "emulated": attr.label(
-            doc = "A program in the place of both, which runs an interpreter of another architecture.",
+            doc = "A program instead of both, which runs an interpreter of another architecture.",
             providers = [InterpreterInfo],
         ),
         "execution_interpreter": attr.string(doc = "Absolute path of the one that actions run; \"\": `interpreter`."),

@@ -21,7 +21,7 @@ OUTSIDE = {
 
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is traced anew for each call, with the arrays among its arguments as those of `jit`."""
+    """Return a function that is traced again for each call, with the arrays among its arguments as those of `jit`."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

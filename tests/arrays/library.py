@@ -1,4 +1,4 @@
-"""What functions of arrays are written with, so that one text is a function of JAX's and of stagec's."""
+"""What functions of arrays are written with, so that the same code runs with JAX and with stagec."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

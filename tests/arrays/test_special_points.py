@@ -88,7 +88,7 @@ OF_ARRAYS: dict[str, tuple[Callable[..., Any], np.ndarray[Any, Any]]] = {
 
 
 def of_elements() -> dict[str, tuple[Any, Any, int]]:
-    """Each function of stagec's, and JAX's, that takes a vector or two and gives floats."""
+    """Each pair of functions, stagec's and JAX's, that takes a vector or two and gives floats."""
     found = {}
     for label, ours, theirs in (("np", xp, jnp), ("lax", stagec.lax, jax.lax), ("nn", stagec.nn, jax.nn)):
         for name in (name for name in dir(ours) if not name.startswith("_")):

@@ -165,7 +165,7 @@ def test_derivatives_of_updates_are_those_of_jax(name: str) -> None:
     x, y, by = (random.normal(size=(4, 3)).astype(np.float32) for _ in range(3))
     i, update = np.asarray([2, 0]), DERIVED[name]
     if name == "twice":
-        update = lambda x, y, i: x.at[i * 0].add(y[:2])  # noqa: E731 # a list is no index in JAX
+        update = lambda x, y, i: x.at[i * 0].add(y[:2])  # noqa: E731 # a list is not an index in JAX
     ours = stagec.grad(lambda x, y, i: xp.sum(xp.tanh(update(x, y, i)) * by), argnums=(0, 1))
     theirs = jax.grad(lambda x, y, i: (jax.numpy.tanh(update(x, y, i)) * by).sum(), argnums=(0, 1))
     for result, right in zip(stagec.jit(ours, frontend="arrays")(x, y, i), theirs(x, y, i), strict=True):

@@ -185,7 +185,7 @@ def test_what_bounds_a_kernel() -> None:
         (Runs(1, 10, 100, 0), 1, (1e-6, "launch")),
         (memory, 10_000, (1e8 / DEVICE.memory_bandwidth, "memory")),
         (Runs(1, 1e12, 1e6, 1e12), 10_000, (1e12 / DEVICE.bf16_flops, "compute")),
-        # Operations that are no products have slower units.
+        # Operations that are not products have slower units.
         (Runs(1, 1e12, 1e6, 0), cores, (1e12 / (cores * 128 * 2 * clock), "compute")),
         # One multiprocessor of 132 has one block.
         (memory, 1, (1e8 / (32 * clock), "occupancy")),

@@ -62,7 +62,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Splice:
-    """`new` is put in the place of `cut` bytes at `at`."""
+    """`new` replaces `cut` bytes at `at`."""
 
     at: int
     cut: int
@@ -117,7 +117,7 @@ class Repeat:
 class Grow:
     """In the list or dict at `path` of a JSON text, the item at `key` is there many times, in a dict under other keys.
 
-    twice: whether the last of those keys is there twice.
+    twice: whether the last of those keys appears twice.
     """
 
     path: Sequence[str | int]
@@ -288,7 +288,7 @@ def of_manifest(text: bytes) -> Changes:
 
 
 def of_export(export: bytes) -> Changes:
-    """Return changes of an exported artifact: of any bytes, and of those outside of the module, which are few."""
+    """Return changes of an exported artifact: of any bytes, and of those outside the module, which are few."""
     module = Exported.deserialize(export).mlir_module_serialized
     start = export.index(module)
     outside = [*range(start), *range(start + len(module), len(export))]

@@ -205,7 +205,7 @@ def weights(data: bytes) -> str:
 
 
 def manifest(data: bytes) -> str:
-    """A manifest is planned, or all that is wrong with it is told."""
+    """A manifest is planned, or refused with all that is wrong with it."""
     from stagec.core.telling.errors import StagecError
     from stagec.manifest import load_manifest, plan
 

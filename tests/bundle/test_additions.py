@@ -263,7 +263,7 @@ def test_an_index_with_too_many_additions_or_none(folder: Path) -> None:
         Archive(path)
     base = {"index": "loop.exported", "sha256": "0" * 64}
     edited_index(folder / "before" / "zoo.aot", path, lambda index: index.update(base=base))
-    with pytest.raises(stagec.LoadError, match=r"index\.json: base: it is of format 6"):
+    with pytest.raises(stagec.LoadError, match=r"index\.json: base: only format 6 has this key"):
         Archive(path)
 
 

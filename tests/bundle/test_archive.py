@@ -28,7 +28,7 @@ DATA = {"a.xla": b"x" * 5000, "b.json": b"{}", "folder/c": b""}
 
 
 def anything(found: Any) -> None:
-    """A check of the index for archives that are no bundles."""
+    """A check of the index for archives that are not bundles."""
 
 
 def packed(members: dict[str, bytes], **more: Any) -> bytes:
@@ -199,7 +199,7 @@ def test_what_is_not_the_encoding(data: bytes, what: str) -> None:
 
 
 def test_a_member_twice() -> None:
-    assert refusal(edited(-23, b"a", packed({"a": b"1", "b": b"2"}))) == ("not-a-bundle", "a is there twice")
+    assert refusal(edited(-23, b"a", packed({"a": b"1", "b": b"2"}))) == ("not-a-bundle", "a appears twice")
 
 
 def test_a_member_that_changed_with_its_checksum() -> None:
@@ -213,14 +213,14 @@ def test_a_member_that_changed_with_its_checksum() -> None:
 def test_a_checksum_that_changed_alone() -> None:
     data, crc = packed(DATA), struct.pack("<I", zlib.crc32(b"{}"))
     assert data.count(crc) == 2
-    assert refusal(data.replace(crc, b"1234")) == ("digest", "b.json has another CRC-32 than the zip says")
+    assert refusal(data.replace(crc, b"1234")) == ("digest", "b.json does not have the CRC-32 that the zip lists")
 
 
 @pytest.mark.parametrize(
     ("index", "code", "what"),
     [
         (b"\xff", "format", "index.json: 'utf-8' codec can't decode byte 0xff"),
-        (b'{"format":3,"format":3}', "format", "index.json: the key 'format' is there twice"),
+        (b'{"format":3,"format":3}', "format", "index.json: the key 'format' appears twice"),
         (b'{"format":NaN}', "format", "index.json: the number NaN is not finite"),
         (b'{"format":1e999}', "format", "index.json: the number 1e999 is not finite"),
         (b'{"format":9223372036854775808}', "format", "index.json: the number 9223372036854775808... has more than 64"),

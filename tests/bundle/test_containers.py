@@ -202,7 +202,7 @@ def test_what_is_not_a_server(bundle: Path, tmp_path: Path) -> None:
     )
     lacking = write_base(tmp_path / "lacking", rootfs={"type": "layers", "diff_ids": []})
     assert refused("--container", "--base", lacking, "--packages", packages) == (
-        f"{lacking}: its config is of another number of layers\n"
+        f"{lacking}: its config lists a different number of layers\n"
         "  write it so: skopeo copy docker://IMAGE oci:FOLDER:base\n"
     )
     (packages / "link").symlink_to("/etc/passwd")

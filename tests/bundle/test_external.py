@@ -242,7 +242,7 @@ def test_weights_that_are_missing_or_others_are_one_error(built: Path, tmp_path:
     second.write_bytes(b"short")
     text = refused(path)
     assert text.splitlines() == [
-        f"{path}: weights beside the bundle are missing or are others:",
+        f"{path}: weights beside the bundle are missing or are not the right ones:",
         f"  {first}: there is no such file; the bundle wants {wanted['parts/w.safetensors']['bytes']} bytes, "
         f"sha256 {wanted['parts/w.safetensors']['sha256']}",
         f"  {second}: it has 5 bytes; the bundle wants {wanted['two.safetensors']['bytes']} bytes, "
@@ -252,7 +252,10 @@ def test_weights_that_are_missing_or_others_are_one_error(built: Path, tmp_path:
     assert (done.returncode, done.stderr.splitlines()) == (2, text.splitlines())
     done = command("verify", path)
     assert done.returncode == 1
-    assert f"FAILED  weights     weights beside the bundle are missing or are others:\n  {first}" in done.stdout
+    assert (
+        f"FAILED  weights     weights beside the bundle are missing or are not the right ones:\n  {first}"
+        in done.stdout
+    )
 
 
 def test_the_digest_is_compared_when_it_is_asked_for(built: Path, tmp_path: Path) -> None:
@@ -337,7 +340,7 @@ def _other_digest(index: dict[str, Any]) -> None:
         (lambda i: i["weights"]["two.safetensors:two"].update(start=10**6), "behind the end of two.safetensors"),
         (lambda i: i["weights"]["two.safetensors:two"].update(file="x"), "there is no file 'x'"),
         (lambda i: i["weights_files"].update({"../x": i["weights_files"]["two.safetensors"]}), "a path of a"),
-        (lambda i: i["weights_files"].update({"x.safetensors": i["weights_files"]["two.safetensors"]}), "no array is"),
+        (lambda i: i["weights_files"].update({"x.safetensors": i["weights_files"]["two.safetensors"]}), "array comes"),
         (lambda i: i["weights_files"]["two.safetensors"].pop("bytes"), "the key 'bytes' is missing"),
     ],
 )

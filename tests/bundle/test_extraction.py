@@ -57,7 +57,7 @@ def test_no_link_below_the_folder_is_followed(named: Path, tmp_path: Path) -> No
     name = "b/" + "c" * 253
     message = f"{out}/{name}: cannot be written: {out}/b is a link, which is not followed\n"
     assert (done.returncode, done.stderr) == (2, message)
-    # A link in the place of a file is replaced.
+    # A link instead of a file is replaced.
     checked("extract", named, "loop.exported", "--output", out)
     assert (out / "loop.exported").read_bytes() == Archive(named)["loop.exported"]
     assert {path.name: path.read_text() for path in elsewhere.iterdir()} == {"file": "mine"}

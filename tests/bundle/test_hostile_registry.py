@@ -78,7 +78,7 @@ def edits(change: Callable[[dict[str, Any]], None], what: str) -> Any:
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "w" * 256}), "names no file below the "),
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "w/" * 600 + "w"}), "names no file below "),
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "a\x1b[2J"}), "names no file below the "),
-        edits(lambda m: m["layers"][1]["annotations"].clear(), "a layer names no file below the folder: "),
+        edits(lambda m: m["layers"][1]["annotations"].clear(), "a layer has a path outside the folder: "),
         edits(lambda m: m["layers"][1].update(digest="sha256:../../x"), "expected a digest, sha256:..."),
         edits(lambda m: m.update(mediaType="application/x"), "mediaType: "),
         edits(lambda m: m.update(mediaType=layout.INDEX_TYPE), "the key 'manifests' is missing"),
@@ -113,7 +113,7 @@ def tar_of(path: str, content: bytes) -> tuple[str, bytes]:
     [
         ([], "its first layer is not that of a file *.aot"),
         ([tar_of("w.safetensors", b"w")], "its first layer is not that of a file *.aot"),
-        ([tar_of("zoo.aot", b"zoo"), tar_of("../x", b"x")], "a layer names no file below the folder: ../x"),
+        ([tar_of("zoo.aot", b"zoo"), tar_of("../x", b"x")], "a layer has a path outside the folder: ../x"),
         ([tar_of("zoo.aot", b"zoo"), ("w", b"w")], "w: its layer is not a tar of this one file, /models/w, as"),
         ([tar_of("zoo.aot", b"zoo"), ("w", tar_of("x", b"x")[1])], "w: its layer is not a tar of this one file"),
         ([("zoo.aot", tar_of("zoo.aot", b"zoo")[1] + bytes(512))], "zoo.aot: its layer is not a tar of this one file"),
@@ -201,7 +201,7 @@ def test_what_others_say_replaces_nothing(hostile: Hostile, bundle: Path, tmp_pa
     listed.append(
         say(hostile, digest, statement_kind, "zoo.intoto.json", bundle.with_suffix(".intoto.json").read_bytes())
     )
-    listed.append(say(hostile, digest, statement_kind, "zoo.intoto.json", right))  # an envelope is no statement
+    listed.append(say(hostile, digest, statement_kind, "zoo.intoto.json", right))  # an envelope is not a statement
     listed.append(say(hostile, digest, envelope_kind, "x", b"elsewhere", urls=["http://127.0.0.1:1/"]))
     listed.append({**listed[0], "digest": f"sha256:{'0' * 64}"})  # is not there
     hostile.manifests[layout.referrers_tag(digest)] = layout.index_of(listed)

@@ -145,7 +145,7 @@ def test_keys_are_counted_over_statements_of_several_builders(release: Path, zoo
     checked("sign", release, "--statement", second, "--key", a, "--output", tmp_path / "again.dsse.json")
     again = ("--signature", f"{release}.dsse.json", "--signature", tmp_path / "again.dsse.json")
     assert command("verify", release, *both, *again).returncode == 1
-    # A statement about another bundle is no word for this one, whoever else signed.
+    # A statement about another bundle does not count for this one, whatever else is signed.
     other = write_bundle_of(zoo, tmp_path, "loop", version="2")
     statement, _ = write_provenance(other)
     checked("sign", other, "--statement", statement, "--key", b, "--output", tmp_path / "other.dsse.json")

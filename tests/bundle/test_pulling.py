@@ -83,7 +83,7 @@ def test_links_are_not_followed(served: Hostile, tmp_path: Path) -> None:
     same.write_bytes(PARTS["zoo.aot"])
     for path in (secret, same):
         path.chmod(0o600)
-    # A link in the place of a file is replaced; what it leads to stays, with its permissions.
+    # A link instead of a file is replaced; what it leads to stays, with its permissions.
     (folder / "zoo.aot").symlink_to(same)
     os.link(secret, folder / "c")
     # Links in the folder of work: to a blob, to what skopeo writes.
@@ -122,7 +122,7 @@ def test_a_folder_that_is_a_link(served: Hostile, tmp_path: Path, name: str) -> 
 
 
 def test_all_files_or_none(served: Hostile, tmp_path: Path) -> None:
-    """What is in the place of one of them cannot be replaced: the others stay as they were."""
+    """If one of them cannot be replaced, the others stay as they were."""
     folder = tmp_path / "x"
     (folder / "c").mkdir(parents=True)
     (folder / "zoo.aot").write_bytes(b"old")
@@ -293,7 +293,7 @@ def test_a_wrong_signature_is_taken_out(release: Path, zoo: Path, registry: Regi
     assert sorted(contents(tmp_path / "y")) == ["zoo.aot", "zoo.aot.dsse.json", "zoo.intoto.json"]
     done = command("push", release, where, "--plain-http", "--remove", digest)
     assert done.returncode == 2
-    assert f"nothing is said about it in a file of sha256 {digest}..." in done.stderr
+    assert f"no file about this image has the sha256 {digest}..." in done.stderr
     done = command("push", release, where, "--plain-http", "--remove", "abc")
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "--remove: 'abc' is not a SHA-256")
 

@@ -52,7 +52,7 @@ def read_index(data: bytes) -> None:
 
 
 def keys(count: int) -> bytes:
-    """An object of that many keys, whose last is there twice."""
+    """An object of that many keys, whose last appears twice."""
     names = [f"key {i}" for i in [*range(count), count - 1]]
     return ("{" + ",".join(f'"{name}":0' for name in names) + "}").encode()
 
@@ -64,7 +64,7 @@ def bundle(zoo: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("read", [read_index, Description.from_json])
 def test_a_key_that_is_there_twice(read: Callable[[bytes], Any]) -> None:
-    assert quick(read, keys(40_000)) == "the key 'key 39999' is there twice"
+    assert quick(read, keys(40_000)) == "the key 'key 39999' appears twice"
 
 
 def test_a_key_that_is_there_twice_in_a_header(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_key_that_is_there_twice_in_a_header(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)
         safetensors.read(tmp_path / "x")
 
-    assert quick(read, keys(40_000)) == "the key 'key 39999' is there twice"
+    assert quick(read, keys(40_000)) == "the key 'key 39999' appears twice"
 
 
 def test_a_shape_of_many_dimensions(tmp_path: Path) -> None:

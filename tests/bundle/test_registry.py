@@ -235,7 +235,7 @@ def test_no_registry_and_no_image(registry: Registry, tmp_path: Path) -> None:
     done = command("pull", "zoo", tmp_path / "x")
     assert (done.returncode, done.stderr) == (
         2,
-        "'zoo' names no image of a registry\n"
+        "'zoo' is not the name of an image in a registry\n"
         "  write for example registry.example.com/models/digits:1.0.0, or ...@sha256:... for a digest\n",
     )
 
@@ -282,7 +282,7 @@ def test_a_path_outside_of_the_folder(registry: Registry, tmp_path: Path, path: 
     image = write_image(tmp_path / "layout", registry, {"artifactType": layout.MODEL}, {path: b"x"})
     done = command("pull", image, tmp_path / "folder", "--plain-http")
     assert done.returncode == 2
-    assert done.stderr.endswith(f": a layer names no file below the folder: {path}\n")
+    assert done.stderr.endswith(f": a layer has a path outside the folder: {path}\n")
     assert not (tmp_path / "folder").exists()
     assert not (tmp_path / "out.aot").exists()
 

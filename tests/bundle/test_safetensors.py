@@ -43,7 +43,7 @@ def entry(begin: int, end: int, shape: list[Any], dtype: str = "F32") -> dict[st
     [
         ("[]", 0, "the header does not start with {"),
         (" {}", 0, "the header does not start with {"),
-        ('{"a":1,"a":2}', 0, "the key 'a' is there twice"),
+        ('{"a":1,"a":2}', 0, "the key 'a' appears twice"),
         ({"a": {**entry(0, 4, [1]), "x": 1}}, 4, "a.x: no such key is known"),
         ({"a": {"dtype": "F32", "shape": [1]}}, 4, "a: the key 'data_offsets' is missing"),
         ({"a": entry(0, 4, [-1])}, 4, "a.shape[0]: expected a whole number, not -1"),

@@ -206,7 +206,7 @@ def test_a_bundle_without_a_signature(folder: Path) -> None:
             '{"payload": "", "payloadType": "text/plain", "signatures": []}',
             'payloadType: expected "application/vnd.in-toto+json", not "text/plain"',
         ),
-        ('{"payload": "", "payload": ""}', "the key 'payload' is there twice"),
+        ('{"payload": "", "payload": ""}', "the key 'payload' appears twice"),
         ('{"payloadType": "application/vnd.in-toto+json", "signatures": []}', "the key 'payload' is missing"),
         (f'{ENVELOPE}, "signatures": [{{}}]}}', "signatures[0]: the key 'sig' is missing"),
         (f'{ENVELOPE}, "signatures": [{{"sig": null}}]}}', "signatures[0].sig: expected a string, not null"),
@@ -267,7 +267,7 @@ def test_signing_what_is_not_the_bundle(folder: Path, zoo: Path) -> None:
     assert (folder / "zoo.aot.dsse.json").read_bytes() == before
     write_provenance(folder / "zoo.aot")
     done = stagec(*arguments, cwd=folder)
-    message = "zoo.aot.dsse.json: its signatures are of another statement\n  remove it, or name another --output\n"
+    message = "zoo.aot.dsse.json: it signs a different statement\n  remove it, or name another --output\n"
     assert (done.returncode, done.stderr) == (2, message)
 
 
@@ -345,7 +345,7 @@ def sign(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
             "predicate: the key 'buildDefinition' is missing",
         ),
         (lambda statement: statement["subject"][0].update(name=None), "subject[0].name: expected a string, not null"),
-        (lambda statement: statement["subject"].append(statement["subject"][0]), "a subject is there twice"),
+        (lambda statement: statement["subject"].append(statement["subject"][0]), "a subject appears twice"),
     ],
 )
 def test_another_statement_of_the_same_key_vouches_for_nothing(

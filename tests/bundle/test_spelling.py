@@ -126,7 +126,7 @@ TABLES = st.dictionaries(
 
 @given(st.dictionaries(NAMES, st.dictionaries(st.sampled_from(["static", "a", "weights"]), JSON)), TABLES, TABLES)
 def test_drawn_indices(functions: Mapping[str, Mapping[str, Any]], targets: Any, weights: Any) -> None:
-    """Whatever functions hold, they are told apart as JSON tells them, or the index is read whole."""
+    """Whatever functions hold, they are split where JSON splits them, or the index is read whole."""
     entries = {name: {"function": name, "variant": "", **more} for name, more in functions.items()}
     index = {"targets": targets, "functions": entries, "weights": weights, "members": {}}
     value = spelling.read(encode_index(index), [], encode_index)

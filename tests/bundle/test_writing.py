@@ -105,14 +105,14 @@ def test_an_executable_of_another_export(zoo: Path) -> None:
 def test_a_description_of_another_executable(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     members[0] = dataclasses.replace(members[0], executable=b"other")
-    with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description is of another executable"):
+    with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description belongs to a different executable"):
         gather("zoo", "1", exports, specs_of(zoo), members)
 
 
 def test_a_description_of_another_module(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     members[0] = dataclasses.replace(members[0], stablehlo=b"other")
-    with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description is of another StableHLO module"):
+    with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description belongs to a different StableHLO module"):
         gather("zoo", "1", exports, specs_of(zoo), members)
 
 
@@ -325,12 +325,12 @@ def test_what_the_index_says_of_an_export(zoo: Path) -> None:
         ),
         (
             lambda index: index.update(weights_files={}),
-            "weights_files: there is none, and so no key",
+            "weights_files: leave the key out, as there are no files",
         ),
-        (lambda index: index["functions"]["loop"].update(function="x"), "functions.loop: it is of x"),
+        (lambda index: index["functions"]["loop"].update(function="x"), "functions.loop: it belongs to x"),
         (
             lambda index: index["functions"]["loop"].update(in_avals=[]),
-            "functions.loop.in_avals: the tree has another number of leaves",
+            "functions.loop.in_avals: the tree has a different number of leaves",
         ),
         (
             lambda index: index["functions"]["loop"].update(readable_until="soon"),

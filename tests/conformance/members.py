@@ -275,7 +275,7 @@ _OF_ARRAYS = (
     *(f"Exported.{name}" for name in views.FIELDS if name != "mlir_module_serialized"),
 )
 OF_ARRAYS = tuple(row for row in ROWS if row.name in _OF_ARRAYS)
-"""The rows that are compared for functions of arrays: all before XLA compiles that is no text of JAX's."""
+"""The rows that are compared for functions of arrays: all before XLA compiles, except JAX's own strings."""
 
 OF_PARAMETERS = (
     "Wrapped.__call__",

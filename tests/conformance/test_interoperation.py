@@ -148,7 +148,7 @@ def in_context(key: Key) -> Any:
 
 
 def values(avals: Any, sizes: Mapping[str, int], whole: bool = False) -> Any:
-    """Arrays for a tree of avals, their dimensions of these sizes; what is no aval stays.
+    """Arrays for a tree of avals, their dimensions of these sizes; what is not an aval stays.
 
     whole: of whole numbers, which add up to the same in every order.
     """

@@ -18,7 +18,7 @@ def echo(data: bytes, *more: object) -> object:
 
 
 def refuse(data: bytes) -> object:
-    raise ValueError(f"{len(data)} bytes are not what is wanted")
+    raise ValueError(f"{len(data)} bytes are not what it expects")
 
 
 def fail(data: bytes) -> object:
@@ -58,7 +58,7 @@ def test_a_value_comes_back() -> None:
 
 
 def test_a_value_error_comes_back() -> None:
-    with pytest.raises(ValueError, match=r"^4 bytes are not what is wanted$"):
+    with pytest.raises(ValueError, match=r"^4 bytes are not what it expects$"):
         child.call(refuse, b"data")
 
 

@@ -1,4 +1,4 @@
-"""Files that commands write: whole, through links, and never in the place of a pipe or a device.
+"""Files that commands write: whole, through links, and never instead of a pipe or a device.
 
 Modules: `core/data/writing.py`.
 """

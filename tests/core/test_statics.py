@@ -78,7 +78,7 @@ def test_values_that_are_rebuilt(name: str) -> None:
     assert json.loads(statics.canonical(described)) == described
     if name != "fields":
         assert statics.rebuild(described) == value
-    else:  # what two dataclasses do not compare is no part of them
+    else:  # fields that dataclasses do not compare are left out
         assert statics.rebuild(described["tuple"][0]) == value[0]
         with pytest.raises(statics.Unknown):
             statics.rebuild(described)
@@ -141,9 +141,9 @@ def test_values_that_are_described_alike() -> None:
 
 
 UNSTABLE: dict[str, tuple[Any, str]] = {
-    "a lock": (threading.Lock(), "it is a _thread.lock, which no two processes have in common"),
-    "in containers": ({"a": [(i for i in ())]}, "['a'][0] is a generator, which no two processes have in common"),
-    "a closure": (schedule(1.0, (i for i in ())), "warm is a generator, which no two processes have in common"),
+    "a lock": (threading.Lock(), "it is a _thread.lock, which means nothing in another process"),
+    "in containers": ({"a": [(i for i in ())]}, "['a'][0] is a generator, which means nothing in another process"),
+    "a closure": (schedule(1.0, (i for i in ())), "warm is a generator, which means nothing in another process"),
     "objects": (np.array([object()]), "it is an array of Python objects"),
     "a deep one": (
         functools.reduce(lambda inner, _: [inner], range(100), []),

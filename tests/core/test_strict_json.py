@@ -20,8 +20,8 @@ def test_values_come_back(value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 1}', "the key 'a' is there twice"),
-        ('[{"a": {}, "a": 2}]', "the key 'a' is there twice"),
+        ('{"a": 1, "a": 1}', "the key 'a' appears twice"),
+        ('[{"a": {}, "a": 2}]', "the key 'a' appears twice"),
         ("[NaN]", "the number NaN is not finite"),
         ("-Infinity", "the number -Infinity is not finite"),
         ("1e999", "the number 1e999 is not finite"),

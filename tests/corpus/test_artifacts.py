@@ -1,4 +1,4 @@
-"""Artifacts that older versions of JAX, and stagec without JAX, wrote are read and run, for ever."""
+"""Artifacts that older versions of JAX, and stagec without JAX, wrote are read and run forever."""
 
 import os
 from pathlib import Path

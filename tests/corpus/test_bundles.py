@@ -1,4 +1,4 @@
-"""Bundles of every format that docs/releases.md promises to read, as they were written then, for ever."""
+"""Bundles of every format that docs/releases.md promises to read, as they were written then."""
 
 import json
 import zipfile
@@ -65,7 +65,7 @@ def test_an_old_bundle_is_read_and_run(path: Path) -> None:
 
 
 def test_every_format_that_is_read_is_in_the_corpus() -> None:
-    """Whoever makes a new format writes its bundle into a new folder, and may drop a format only after the next one."""
+    """If you make a new format, write its bundle into a new folder. Drop a format only after the next one."""
     assert sorted({index_of(path)["format"] for path in BUNDLES}) == list(archive._FORMATS)  # type: ignore[type-var]
 
 

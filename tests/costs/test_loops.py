@@ -1,4 +1,4 @@
-"""How often loops turn, read in the text of programs that carry no note of XLA's, as those for TPUs."""
+"""How often loops turn, read in the text of programs that carry no note of the compiler, as those for TPUs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A compiler for the fake device, in the place of XLA's for NVIDIA devices: STAGEC_FAKE_COMPILER=1 puts it there.
+"""A compiler for the fake device, instead of XLA's for NVIDIA devices: STAGEC_FAKE_COMPILER=1 puts it there.
 
 Everything else is stagec's own: what is planned, exported, lowered, described and bundled. What compiles is the plugin
 for CPUs that the fake device stands before, so an executable is machine code for this CPU, in a form that no other

@@ -96,7 +96,7 @@ def test_xla_loads_edited_executables_and_launches_their_kernels(
     rows = called(bundle, *FUNCTIONS, device=device, kernels=str(tmp_path / "kernels"))
     assert all(rows[name]["loaded"] for name in FUNCTIONS)
     assert rows["dense"]["shapes"] == [[8, 64]]
-    # A library that is not here is told by its name.
+    # The message names a library that is not here.
     kind, code, text = rows["factorized"].pop("error")
     assert (kind, code) == ("RunError", "execution")
     assert "gpusolverDnCreate(&handle) failed" in text
@@ -170,7 +170,7 @@ def test_all_that_a_device_is_asked(device: dict[str, str], prepared: Path, tmp_
 
 
 def test_a_kernel_without_a_result_is_told(device: dict[str, str], prepared: Path, tmp_path: Path) -> None:
-    """The kernels of one function were timed in the place of another's."""
+    """The kernels of one function were timed instead of another's."""
     folder, out = tmp_path / "folder", tmp_path / "out"
     shutil.copytree(prepared, folder)
     given = json.loads((folder / "inputs.json").read_text())

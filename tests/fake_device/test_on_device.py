@@ -59,7 +59,7 @@ def test_a_device_that_fails_costs_its_steps_alone(folder: Path, device: dict[st
     status, rows = run(folder, tmp_path, device, ["load", "golden", "pallas"], failure="memory-at-load")
     by_step = {name: [row for row in rows if row["step"] == name] for name in ("load", "golden", "pallas")}
     assert status == 1
-    # The client is there, and each executable is told by itself.
+    # The client is there, and each executable has a row of its own.
     assert [row["verdict"] for row in by_step["load"]] == [steps.OK] + [steps.FAILED] * 5
     assert {row["measured"].partition(":")[0] for row in by_step["load"][1:] + by_step["golden"]} == {"memory"}
     assert {row["verdict"] for row in by_step["pallas"]} == {steps.SKIPPED}

@@ -97,7 +97,7 @@ REFUSED = {
     "reads given_reference": f"functions.f.avals: model:given_reference returned a mutable reference\n{REFERENCE}",
     "gives_reference": REFERENCE,
     "token": "functions.f: a result is a token (AbstractToken())\n"
-    "  order belongs into one program: take and return arrays alone\n",
+    "  order operations inside one program; take and return only arrays\n",
     "own_key": f"functions.f: a result is a PRNG key {KEY}",
     "draws given_key": f"functions.f: an argument is a PRNG key {KEY}",
     "partitioned": "  custom_partitioning asks a Python function while XLA partitions, and an artifact holds none:\n"

@@ -1,4 +1,4 @@
-"""Callbacks into Python, wherever they are in a function: the line of each is told."""
+"""Callbacks into Python, wherever they are in a function: the message has the line of each."""
 
 import functools
 import re

@@ -242,7 +242,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 @pytest.fixture(scope="module")
 def damaged(workspace: Path) -> Path:
     folder = workspace / "pkg"
-    (folder / "text.safetensors").write_text("this is no such file")
+    (folder / "text.safetensors").write_text("this is not such a file")
     (folder / "empty.msgpack").write_bytes(b"")
     (folder / "cut.msgpack").write_bytes((folder / "state.msgpack").read_bytes()[:400])
     (folder / "other.msgpack").write_bytes(msgpack.packb({"w": msgpack.ExtType(9, b"x" * 16)}))

@@ -1,4 +1,4 @@
-"""Large arrays that a function closes over are told when it is built.
+"""A build reports the large arrays that a function closes over.
 
 Modules: `frontends/closures.py`.
 """
@@ -78,7 +78,7 @@ def test_they_are_told_with_name_place_and_size(folder: Path) -> None:
 
 
 def test_those_of_functions_of_arrays_too(tmp_path: Path) -> None:
-    """The module's own array, and one of stagec's."""
+    """The module's own array, and an array of stagec."""
     (tmp_path / "m.toml").write_text(MANIFEST + 'frontend = "arrays"\n')
     (tmp_path / "model.py").write_text("""
 import numpy

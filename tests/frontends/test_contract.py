@@ -290,7 +290,7 @@ def test_results_under_drawn_settings_are_those_of_jax() -> None:
     check()
 
 
-# Settings of JAX's that change no program: caches, checks that raise, messages, transfers, and what compiles and runs.
+# JAX's settings that do not change a program: caches, checks, messages, transfers, and what compiles and runs.
 NO_PROGRAM = """
     array_garbage_collection_guard captured_constants_report_frames captured_constants_warn_bytes
     check_tracer_leaks compilation_cache_check_contents compilation_cache_dir compilation_cache_expect_pgle

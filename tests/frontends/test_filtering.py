@@ -1,4 +1,4 @@
-"""Functions as Equinox has them, with fields of modules that are no arrays: built, and called with and without it."""
+"""Functions as Equinox has them, with fields of modules that are not arrays: built, and called with and without it."""
 
 import subprocess
 import sys

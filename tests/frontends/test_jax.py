@@ -359,20 +359,20 @@ def test_a_mistake_ends_with_one_clear_message(workspace: Path, case: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "texts"),
+    ("changes", "parts"),
     [
         ({"entry": "pkg.model:data_dependent"}, ["raised TracerBoolConversionError", 'model.py", line 27']),
         ({"entry": "pkg.model:reshaped", "args": ["f32[b,3]"]}, ["model.py", "line 33", "'b'"]),
     ],
 )
-def test_mistakes_that_jax_words(workspace: Path, changes: dict[str, Any], texts: list[str]) -> None:
+def test_mistakes_that_jax_words(workspace: Path, changes: dict[str, Any], parts: list[str]) -> None:
     status, stderr, output = export(workspace, spec(**changes))
     assert status == 2
     assert not output.exists()
     assert "Traceback" not in stderr
     assert "frontends" not in stderr
-    for text in texts:
-        assert text in stderr
+    for part in parts:
+        assert part in stderr
 
 
 def test_static_arguments_are_bound(workspace: Path) -> None:
@@ -501,7 +501,7 @@ print(json.dumps([status, sorted(name for name in sys.modules if name.split(".")
 
 
 def test_exporting_imports_no_planner(workspace: Path) -> None:
-    """What plans may change without a trace anew: the description is written without it."""
+    """A plan may change without another trace: the description is written without it."""
     (workspace / "f.spec").write_text(to_json(spec()))
     words = ["export", "--spec", "f.spec", "--output", "f.exported", "--description", "f.json", "--import-root", "."]
     done = subprocess.run(

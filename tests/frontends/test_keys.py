@@ -322,13 +322,13 @@ NOT_BUILT = {
     "types that cannot be described": (
         {"entry": "pkg.keys:undescribed", "variant": "v"},
         "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Opaque (your class), which cannot be described: "
-        "it is a _thread.lock, which no two processes have in common\n"
+        "it is a _thread.lock, which means nothing in another process\n"
         "  register it below its class:\n"
         "  jax.export.register_pytree_node_serialization(Opaque, serialized_name='pkg.keys:Opaque',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n"
         "pkg/m.toml: functions.f.variants.v: the result has a pkg.keys.Activated (your class), which cannot be "
         "described: "
-        "activation is a generator, which no two processes have in common\n"
+        "activation is a generator, which means nothing in another process\n"
         "  register it below its class:\n"
         "  jax.export.register_pytree_node_serialization(Activated, serialized_name='pkg.keys:Activated',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n",

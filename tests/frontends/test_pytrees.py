@@ -82,7 +82,7 @@ def test_types_that_say_all_are_described() -> None:
 
 
 def test_exporting_registers_nothing_with_jax() -> None:
-    """The user may still register a type, and write a class of the same name anew, as in a notebook."""
+    """The user may still register a type, and define a class of the same name again, as in a notebook."""
     for _ in range(2):
 
         @jax.tree_util.register_dataclass
@@ -137,18 +137,18 @@ def test_types_that_cannot_be_described() -> None:
         export(function, VECTOR)
     assert str(error.value) == (
         f"function: the result has a {__name__}.Locked (your class), which cannot be described: "
-        "['lock'] is a _thread.lock, which no two processes have in common\n"
+        "['lock'] is a _thread.lock, which means nothing in another process\n"
         "  register it below its class:\n"
         f"  jax.export.register_pytree_node_serialization(Locked, serialized_name='{__name__}:Locked',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n"
         "function: the result has a jax.tree_util.Partial (a class of jax), which cannot be described: "
-        "lock is a _thread.lock, which no two processes have in common\n"
+        "lock is a _thread.lock, which means nothing in another process\n"
         "  register it in the module of your function:\n"
         "  from jax.tree_util import Partial\n"
         "  jax.export.register_pytree_node_serialization(Partial, serialized_name='jax.tree_util:Partial',\n"
         "      serialize_auxdata=..., deserialize_auxdata=...)\n"
         "function: the result has a dict with a key that cannot be described: "
-        "it is a _thread.lock, which no two processes have in common\n"
+        "it is a _thread.lock, which means nothing in another process\n"
         "  use numbers, strings, members of enums, dataclasses, or tuples of these as keys"
     )
 
@@ -215,7 +215,7 @@ def test_keys_of_dicts_keep_their_kind(kind: str) -> None:
     assert stagec.Compiled.deserialize(compiled.serialize())(given).keys() == given.keys()
     with pytest.raises(stagec.CallError) as refusal:
         exported.call({**given, "a": VECTOR})
-    assert str(refusal.value).splitlines()[0] == "<lambda>: tree: key 'a' is not wanted"
+    assert str(refusal.value).splitlines()[0] == "<lambda>: tree: unexpected key 'a'"
     with pytest.raises(stagec.CallError) as refusal:
         exported.call({})
     assert str(refusal.value).splitlines()[0] == "<lambda>: tree: " + ", ".join(

@@ -475,7 +475,7 @@ for path in (hidden, listed, hidden):
 def test_a_custom_call_that_the_description_does_not_name(zoo: Path, tmp_path: Path) -> None:
     """XLA looks for its handler when it loads the executable, and finds it only where the process has registered it.
 
-    So the list says what the loader registers, and is no permission: an executable is code (docs/security.md).
+    So the list says what the loader registers, and is not a permission: an executable is code (docs/security.md).
     """
     listed = only(zoo, tmp_path / "listed.aot", "factorize")
 

@@ -283,9 +283,9 @@ def test_load(tmp_path: Path) -> None:
             'args = []\nisa = "AVX"\nreproducible = true',
             """\
             m.toml: functions.f.isa: unknown key
-              isa belongs into a table [targets.NAME]
+              isa belongs in a table [targets.NAME]
             m.toml: functions.f.reproducible: unknown key
-              reproducible belongs into a table [manifest]""",
+              reproducible belongs in a table [manifest]""",
             id="key of another table",
         ),
         pytest.param(
@@ -342,7 +342,7 @@ def test_load(tmp_path: Path) -> None:
             m.toml: functions.f.variants.other.static.n[0]: a table cannot be a static value, because it is not hashable
               write an array, or a string
             m.toml: functions.f.variants.other.targets: unknown key
-              targets belongs into a table [functions.NAME]""",
+              targets belongs in a table [functions.NAME]""",
             id="variants",
         ),
         pytest.param(
@@ -359,7 +359,7 @@ def test_load(tmp_path: Path) -> None:
               name those that may fail: "platform", "custom_call:TARGET"
             m.toml: functions.f.disabled_checks[1]: unknown check "platfrom"
               write one of "platform", "custom_call:TARGET"
-            m.toml: functions.f.disabled_checks[2]: "custom_call:" names no custom call
+            m.toml: functions.f.disabled_checks[2]: "custom_call:" does not name a custom call
               write for example "custom_call:my_kernel"
             m.toml: functions.f.disabled_checks[3]: JAX has no way to switch shape assertions off any more
               leave out the constraint that does not hold""",
@@ -455,15 +455,15 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
             m.toml: targets.b.isa: unknown value "native"
               write one of "SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "AMX_FP16"
             m.toml: targets.b.topology: unknown key
-              topology belongs into a target with platform = "cuda"
+              topology belongs in a target with platform = "cuda"
             m.toml: targets.b.device: unknown key
-              device belongs into a target with platform = "cuda"
+              device belongs in a target with platform = "cuda"
             m.toml: targets.c.topology: "v5e" is not a TPU topology: a generation, and chips along each axis
               write for example topology = "v5e:2x2"
             m.toml: targets.c.slices: 0 is less than 1
               write for example slices = 2
             m.toml: targets.c.isa: unknown key
-              isa belongs into a target with platform = "cpu"
+              isa belongs in a target with platform = "cpu"
             m.toml: targets.d.device: "a/b" is not the short name of a device, and not a path of a .toml file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
               write for example device = "h100-sxm"
             m.toml: targets.d.topology: "8 x 8" is not a shape: sizes with x between them
@@ -587,7 +587,7 @@ NO_FILE = (
     "a;b.safetensors", "a\\b.safetensors", "c:a.safetensors", "//c:a.safetensors", "a=b.safetensors", "é.safetensors",
     "\x1b[31m.safetensors", "a.safetensors\n", "a.safetensors/", "",
 )  # fmt: skip
-"""What would be something else as a label of Bazel's, a word of a command, or a path; whatever the ending."""
+"""What would be something else as a Bazel label, a word of a command, or a path; whatever the ending."""
 
 
 @pytest.mark.parametrize(

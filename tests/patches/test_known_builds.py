@@ -128,7 +128,7 @@ def test_a_build_with_other_sites_than_were_tested(change: str) -> None:
         f"with machine_code.patched([other]):{REFUSED.replace(chr(10), chr(10) + '    ')}"
     )
     wanted = row.sites[change]
-    what = f"is not as it was tested: {wanted - 1} sites of {change} in the place of {wanted}"
+    what = f"is not as it was tested: {wanted - 1} sites of {change} instead of {wanted}"
     assert found == [
         "",
         f"this build of libjax_common.so, of jaxlib {compatibility.version()}, {what}",

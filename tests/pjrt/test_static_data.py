@@ -75,7 +75,7 @@ def same_data(one: Any, other: Any) -> bool:
     """Whether two structures have the same static data."""
     data = StaticData.of(one)
     same_keys = data.key() == StaticData.of(other).key()
-    with contextlib.suppress(ValueError):  # an array of NumPy's is not equal and not unequal
+    with contextlib.suppress(ValueError):  # a NumPy array is not equal and not unequal
         assert one != other or data.same(other) == same_keys
     return same_keys
 

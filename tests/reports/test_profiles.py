@@ -97,7 +97,7 @@ def test_what_is_no_profile_is_told(tmp_path: Path) -> None:
             "gone: cannot be read: No such file or directory\n"
             "m.profile.json: is not a profile of format 1\n",
         ),
-        (["none"], "none: names no profile\n  build with --output_groups=+profile\n"),
+        (["none"], "none: lists no profile\n  build with --output_groups=+profile\n"),
     ]
     for given, said in told:
         done = stagec("profile", *given, cwd=tmp_path)

@@ -111,5 +111,5 @@ def test_a_source_that_is_none(zoo: Path, root: Path, name: str) -> None:
     def edit(build: dict[str, Any]) -> None:
         build["resolvedDependencies"].append({**SOURCE, "name": name})
 
-    differs = f"ROOT: this is not the checkout that s.intoto.json is about: {name} differs"
+    differs = f"ROOT: this checkout differs from the one in s.intoto.json: {name}"
     assert rebuild(zoo, root, edit).startswith(("//models:zoo: the build failed", differs))

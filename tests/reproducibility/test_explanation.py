@@ -281,7 +281,7 @@ def test_a_portable_artifact_without_a_description(small: Path, tmp_path: Path) 
     done = stagec("explain", nameless, "m.toml", cwd=small / "source")
     assert (done.returncode, done.stderr) == (
         2,
-        f"m.toml: which of its functions {nameless} is of is not known\n"
+        f"m.toml: it is not known which function {nameless} belongs to\n"
         f"  keep its description beside it, as {nameless}.json\n",
     )
 
@@ -325,7 +325,10 @@ def test_a_bundle_is_the_same_with_another_patch_release_of_the_interpreter(smal
         "--export",
         f"m.f={small}/m.f.exported={small}/m.f.spec={small}/m.bits.exported.json",
     )
-    assert (again.returncode, again.stderr) == (2, f"{tmp_path}/x.aot: m.f: the description is of another export\n")
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"{tmp_path}/x.aot: m.f: the description belongs to a different export\n",
+    )
 
 
 def test_what_bazel_writes_for_an_explain_target(small: Path, tmp_path: Path) -> None:

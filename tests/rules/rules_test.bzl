@@ -256,8 +256,8 @@ def _kernels_programs_test_impl(ctx):
     return verdict(
         ctx,
         difference("missing files", [name for name in ("kernels.f.lowered",) if name not in files], []) +
-        difference("texts that name the file", len([text for text in texts if "kernels.f.lowered" in text]), 1) +
-        difference("texts that name the plugin", len(plugin), 1) +
+        difference("contents that name the file", len([text for text in texts if "kernels.f.lowered" in text]), 1) +
+        difference("contents that name the plugin", len(plugin), 1) +
         _launcher_problems(target, ["stagec_python"], _WITH_PLUGIN),
     )
 

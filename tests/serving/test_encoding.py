@@ -50,7 +50,7 @@ def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
         ({}, "the request is not one of the protocol: the key 'inputs' is missing"),
         ({**AS_JSON, "id": 1}, "the request is not one of the protocol: id: expected a string"),
         ({"inputs": []}, "x is missing; the inputs are x"),
-        ({"inputs": AS_JSON["inputs"] * 2}, "'x' is there twice; the inputs are x"),
+        ({"inputs": AS_JSON["inputs"] * 2}, "'x' appears twice; the inputs are x"),
         ({"inputs": [{**INPUT, "name": "y", "data": []}]}, "'y' is not an input; the inputs are x"),
         ({"inputs": [INPUT]}, "x: expected either data or the parameter binary_data_size"),
         ({**AS_JSON, "parameters": {"priority": 1}}, "the request: no parameter 'priority' is supported"),
@@ -58,7 +58,7 @@ def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
         ({**AS_JSON, "outputs": [{"name": "z"}]}, "'z' is not an output; the outputs are result"),
         (
             {**AS_JSON, "outputs": [{"name": "result['label']"}] * 2},
-            "\"result['label']\" is there twice; the outputs are result['label'], result['logits']",
+            "\"result['label']\" appears twice; the outputs are result['label'], result['logits']",
         ),
         (
             {**AS_JSON, "outputs": [{"name": "result['label']", "parameters": {"classification": 2}}]},
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_named(request_: Any, text: str, interface: Interface) 
         (b"{}", "\u0661", "request", "expected a number"),
         (b'{"inputs": NaN}', None, "request", "the number NaN is not finite"),
         (b"[" * 100_000, None, "request", "nested deeper than"),
-        (b'{"inputs":[],"inputs":[]}', None, "request", "is there twice"),
+        (b'{"inputs":[],"inputs":[]}', None, "request", "appears twice"),
         (b"\xff", None, "request", "utf-8"),
         (b" " * (encoding.MOST_JSON + 1), None, "too-large", "bytes of JSON are over the limit"),
     ],

@@ -285,13 +285,16 @@ def test_tls_on_both_protocols(served: Path, tmp_path: Path) -> None:
     ("options", "text"),
     [
         (["--tls-cert", "key.pem"], "--tls-cert and --tls-key go together\n  give both, or neither\n"),
-        (["--tls-cert", "key.pem", "--tls-key", "key.pem"], "key.pem and key.pem: no certificate and its key in PEM: "),
+        (
+            ["--tls-cert", "key.pem", "--tls-key", "key.pem"],
+            "key.pem and key.pem: not a certificate and its key in PEM: ",
+        ),
         (
             ["--tls-cert", "none.pem", "--tls-key", "key.pem"],
-            "none.pem and key.pem: no certificate and its key in PEM:",
+            "none.pem and key.pem: not a certificate and its key in PEM:",
         ),
-        (["--socket", "key.pem"], "key.pem: cannot be listened on: Address already in use\n  give another --socket"),
-        (["--grpc-socket", "none/x"], "unix:none/x: cannot be listened on\n  give another --host or --grpc-port"),
+        (["--socket", "key.pem"], "key.pem: cannot listen there: Address already in use\n  give another --socket"),
+        (["--grpc-socket", "none/x"], "unix:none/x: cannot listen there\n  give another --host or --grpc-port"),
     ],
 )
 def test_an_address_that_cannot_be(
@@ -325,6 +328,4 @@ def test_unix_sockets_and_json_logs(served: Path, scratch: Path) -> None:
 
 def test_an_address_that_is_taken(served: Path, server: Server) -> None:
     port = server.grpc.rpartition(":")[2]
-    assert f":{port}: cannot be listened on\n  give another --host or --grpc-port" in refused(
-        served, "--grpc-port", port
-    )
+    assert f":{port}: cannot listen there\n  give another --host or --grpc-port" in refused(served, "--grpc-port", port)

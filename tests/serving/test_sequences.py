@@ -207,8 +207,8 @@ def test_limits_of_number_and_of_time(models: dict[str, Model]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"sequence_id": 1.5}, "sequence_id is 1.5; expected a whole number or a short text"),
-        ({"sequence_id": True}, "sequence_id is True; expected a whole number or a short text"),
+        ({"sequence_id": 1.5}, "sequence_id is 1.5; expected a whole number or a short string"),
+        ({"sequence_id": True}, "sequence_id is True; expected a whole number or a short string"),
         ({"sequence_id": "a" * 201}, "sequence_id is '"),
         ({"sequence_id": 1, "sequence_start": 1}, "sequence_start is 1; expected true or false"),
         ({"sequence_end": True}, "sequence_start and sequence_end need a sequence_id, which is not 0"),

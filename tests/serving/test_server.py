@@ -381,8 +381,8 @@ def changed(whole: bytes, chance: random.Random) -> bytes:
     ("options", "text"),
     [
         (["--key", "{folder}/none.pem"], "none.pem"),
-        (["--host", "256.0.0.1"], "256.0.0.1:0: cannot be listened on"),
-        (["--port", "{port}"], "cannot be listened on: Address already in use"),
+        (["--host", "256.0.0.1"], "256.0.0.1:0: cannot listen there"),
+        (["--port", "{port}"], "cannot listen there: Address already in use"),
         (["--target", "other"], "no target 'other'"),
     ],
 )

@@ -151,7 +151,7 @@ def test_shapes_and_datatypes_are_checked(shape: Any, datatype: Any, text: str) 
         ("f32[2]", [1, 1e39], "x: data has a number that is too large for FP32"),
         ("f16[2]", [1, 65520], "x: data has a number that is too large for FP16"),
         ("bf16[2]", [1, 3.4e38], "x: data has a number that is too large for BF16"),
-        ("f32[2]", [1], "x: data has not the 2 values of [2]"),
+        ("f32[2]", [1], "x: data does not have the 2 values that shape [2] needs"),
         ("f32[2]", {}, "x: data is {}; expected a list"),
         ("f32[2,2]", [[1, 2], [3]], "x: data is not nested as shape [2, 2] says"),
         ("f32[2,2]", [[1], [2], [3], [4]], "x: data is not nested as shape [2, 2] says"),

@@ -68,7 +68,7 @@ def test_shards(zoo: Path) -> None:
 
 
 def test_types_of_the_text() -> None:
-    """As XLA:TPU writes them: tiles, numbered elements, a memory space; one result is no tuple."""
+    """As XLA:TPU writes them: tiles, numbered elements, a memory space; one result is not a tuple."""
     tiled = "f32[8,256]{1,0:T(8,128)}"
     text = (
         f"HloModule f, entry_computation_layout={{({tiled}, /*index=1*/bf16[8]{{0:T(256)(128)(2,1)S(1)}})->{tiled}}}\n"

@@ -66,7 +66,7 @@ def instructions(hlo: str) -> str:
 
 def test_texts_are_jaxs() -> None:
     ours, theirs = lower(model, PARAMS, X), jax.jit(model).lower(PARAMS, X)
-    # An exported artifact leaves out what is the default and orders constants anew; HLO has neither.
+    # An exported artifact leaves out what is the default and orders constants in its own way; HLO has neither.
     assert ours.as_text("hlo") == theirs.as_text("hlo")
     assert re.findall(r"stablehlo\.\w+", ours.as_text()) == re.findall(
         r"stablehlo\.\w+", exported_text(model, PARAMS, X)

@@ -1,4 +1,4 @@
-"""Errors of XLA's, when a bundle is loaded or called, name the lines of the model where `.debug.mlir` is at hand.
+"""XLA's errors, when a bundle is loaded or called, name the lines of the model where `.debug.mlir` is at hand.
 
 Modules: `cli/locate.py`, `frontends/source_locations.py`.
 """
@@ -248,7 +248,7 @@ def test_locate_finds_nothing(artifacts: Path) -> None:
     for text in ("jit(twice)/ta", "jit(twice)/tanh/more", "tanh2", "the ge of it", "RESOURCE_EXHAUSTED: 12 bytes"):
         done = command("locate", file, text)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"{file}: the text names no operation of this file\n"
+        assert done.stderr == f"{file}: no operation in this file matches the text\n"
 
 
 def test_locate_in_a_file_that_is_no_module(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_program_that_xla_refuses_to_compile(tmp_path: Path, entry: str, keys:
     assert about == f"  it is about {name}; to see the lines, build the function with --output_groups=debug and write"
     assert how.startswith("  stagec locate FILE.debug.mlir ")
     file = debug("m.toml", "m.f", tmp_path, tmp_path)
-    # The static argument is bound by a function of stagec's.
+    # One of stagec's functions binds the static argument.
     assert not re.search(r"bound|user_code\.py|jax\.py|cli\.py", file.read_text())
     assert checked("locate", file, name) == place
     assert checked("locate", file, what) == place

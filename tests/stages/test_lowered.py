@@ -136,7 +136,7 @@ def test_what_cannot_be_lowered(zoo: Path, platform: str, bucket: dict[str, int]
 
 
 def test_an_artifact_of_a_later_stablehlo(zoo: Path) -> None:
-    """An older jaxlib is told so before MLIR reads it: of a fleet, the oldest exports."""
+    """The build says so before an older jaxlib reads it: of a fleet, the oldest exports."""
     serialized = (zoo.parent / "zoo.mlp.exported").read_bytes()
     later = re.sub(rb"StableHLO_v\d", b"StableHLO_v9", serialized)
     spec = ExecutableSpec("mlp", "m.toml", CpuTarget("cpu", "AVX2", 1, {}), {"batch": 8})
@@ -145,7 +145,7 @@ def test_an_artifact_of_a_later_stablehlo(zoo: Path) -> None:
     made, here = re.search(rb"StableHLO_v([\d.]+)", later), stablehlo.get_current_version()
     assert made
     assert str(error.value) == (
-        f"m.toml: functions.mlp: mlp: it is of StableHLO {made[1].decode()}, and jaxlib {jaxlib.__version__} "
+        f"m.toml: functions.mlp: mlp: it uses StableHLO {made[1].decode()}, and jaxlib {jaxlib.__version__} "
         f"reads {here} and older\n"
         "  let the lock of the build have the oldest jax and jaxlib: newer ones read what it exports"
     )

@@ -42,7 +42,7 @@ ENTRY %e {
 
 
 def in_memory(x: np.ndarray, tile: tuple[int, int]) -> np.ndarray:
-    """An array of two dimensions tile by tile, with what fills these up."""
+    """An array of two dimensions tile by tile, each tile padded to its size."""
     rows, columns = (-(-size // along) for size, along in zip(x.shape, tile, strict=True))
     filled = np.zeros((rows * tile[0], columns * tile[1]), x.dtype)
     filled[: x.shape[0], : x.shape[1]] = x
@@ -161,7 +161,7 @@ def test_collectives_of_a_partitioned_program() -> None:
 
 
 def test_floats_of_another_width_are_converted() -> None:
-    """As XLA:TPU has them: between a fusion and its operands, and inside of it."""
+    """As XLA:TPU has them: between a fusion and its operands, and inside it."""
     text = """HloModule m
 %f (p: bf16[4]) -> bf16[6] {
   %p = bf16[4]{0} parameter(0)

@@ -18,7 +18,7 @@ KINDS = ("stablehlo", "hlo-before", "hlo-after")
 
 
 def texts(zoo: Path, name: str, out: Path, env: dict[str, str] | None = None) -> dict[str, str]:
-    """Write the texts of one of the zoo's executables, and nothing else, into the folder `out`."""
+    """Write all kinds of one of the zoo's executables, and nothing else, into the folder `out`."""
     out.mkdir(exist_ok=True)
     options = [part for kind in KINDS for part in (f"--{kind}", kind)]
     stem = ".".join(name.split(".")[:2])

@@ -19,7 +19,7 @@ OUTPUTS = ("--debug-output", "--description", "--jaxpr", "--module", "--output",
 
 
 class Worker:
-    """A worker of one command of stagec's, in the execution root `root`: `with Worker("export", root) as worker`."""
+    """A worker of one stagec command, in the execution root `root`: `with Worker("export", root) as worker`."""
 
     def __init__(
         self,

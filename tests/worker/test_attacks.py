@@ -575,7 +575,7 @@ os.kill(os.getpid(), 11)
 
 
 def test_it_makes_no_process_that_its_own_end_does_not_end(attacked: Attacked) -> None:
-    """A child of its parent's would be nobody's, and its PID namespace would never end."""
+    """Nobody would end a child of its parent, and its PID namespace would never end."""
     clone_parent = 0x8000
     told = attacked.told(f"""
 def child():

@@ -298,7 +298,7 @@ def test_a_process_that_dies_takes_its_own_action_alone(exporting: Worker, root:
 
 @pytest.mark.parametrize("way", ["namespaces", "Landlock"])
 def test_packages_that_are_made_anew_are_seen(root: Path, tmp_path: Path, way: str) -> None:
-    """Bazel makes a repository anew as a new folder, with the same fingerprint where the same is installed."""
+    """Bazel makes a repository again as a new folder, with the same fingerprint where the same is installed."""
     needs_isolation(way=way)
     packages, source = tmp_path / "packages", "import extra\ndef f(x):\n    print(extra.number)\n    return x\n"
     with contextlib.ExitStack() as stack:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 class Dial:
-    """Its static data is no JSON: the loader knows no fields."""
+    """Its static data is not JSON: the loader knows no fields."""
 
     def __init__(self, mode: Any, *hands: Any) -> None:
         self.mode = mode

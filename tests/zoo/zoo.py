@@ -94,7 +94,7 @@ def from_file(params, x):
 
 
 def pooled(x, *, valid):
-    """Rows and their mean; those that are filled up do not count in it."""
+    """Rows and their mean; padding does not count in it."""
     total = jnp.sum(jnp.where(valid[:, None], x, 0), axis=0)
     return {"rows": x * 2, "mean": total / jnp.sum(valid)}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""Runs an action for buildbox-worker, in the place of buildbox-run-hosttools, which it starts.
+"""Runs an action for buildbox-worker instead of buildbox-run-hosttools, and starts that.
 
 It lets buildbox 1.4 run actions of Bazel before 6. That names outputs as version 2.0 of the API does (`output_files`,
 `output_directories`), and buildbox reads `output_paths` alone, which later versions have: it would create no folders
@@ -8,7 +8,7 @@ for outputs, and return none. The messages are those of build/bazel/remote/execu
 
 Where the worker's folder has a file `delay`, an action waits for so many seconds first: `tools/cluster slow-worker`.
 
-If the disk of the worker is full, buildbox 1.4 waits for ever for the inputs of the action. Here it fails, and says so.
+If the disk of the worker is full, buildbox 1.4 waits forever for the inputs of the action. Here it fails, and says so.
 """
 
 import hashlib

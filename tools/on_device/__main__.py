@@ -46,10 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--platform", default="cuda")
     running.add_argument("--minutes", type=float, default=9.5, help="what all steps may take (default: 9.5)")
     running.add_argument("--steps", nargs="*", default=list(steps.STEPS), choices=list(steps.STEPS))
-    one = commands.add_parser("step", help="do one step, as `run` does, and print its rows")
-    one.add_argument("name", choices=list(steps.STEPS))
-    one.add_argument("folder", type=Path)
-    one.add_argument("output", type=Path)
+    stepping = commands.add_parser("step", help="do one step, as `run` does, and print its rows")
+    stepping.add_argument("name", choices=list(steps.STEPS))
+    stepping.add_argument("folder", type=Path)
+    stepping.add_argument("output", type=Path)
     options = parser.parse_args(arguments)
     if options.command == "prepare":
         from tools.on_device.preparing import prepare

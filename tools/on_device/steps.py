@@ -155,7 +155,7 @@ def golden(folder: Path, out: Path) -> Iterator[Row]:
 
 
 def memory(folder: Path, out: Path) -> Iterator[Row]:
-    """The memory that was told against the memory that XLA takes."""
+    """The memory that the description says against the memory that XLA takes."""
     import stagec
 
     device = stagec.devices(os.environ["ON_DEVICE_PLATFORM"])[0]

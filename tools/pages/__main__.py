@@ -1,6 +1,6 @@
 """The pages of docs/: `python -m tools.pages generate`, `build`, or `serve`, the last two with options of MkDocs.
 
-generate: write the generated parts of pages anew.    build: write the site.    serve: show it while pages are edited.
+generate: write the generated parts of pages again.    build: write the site.    serve: show it while pages are edited.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What MkDocs calls while it builds the site: pages outside of docs/ become pages too, and linked sources are copied.
+"""What MkDocs calls while it builds the site: pages outside docs/ become pages too, and linked sources are copied.
 
 In the repository a page links files by relative paths. On the site the same links work: README is its first page, the
-other pages outside of docs/ keep their paths, and a source file that a page links is copied to `source/`, as text.
+other pages outside docs/ keep their paths, and a source file that a page links is copied to `source/`, as text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTSIDE = {
     "benchmarks/README.md": "benchmarks/README.md",
     "examples/transformer/README.md": "examples/transformer/README.md",
 }
-"""Pages outside of docs/: path in the repository -> path on the site."""
+"""Pages outside docs/: path in the repository -> path on the site."""
 
 BOOST = {"manifest.md": 2.0, "ARCHITECTURE.md": 0.5, "CHANGELOG.md": 0.5}
 """Pages on the site whose sections a search puts further up (above 1) or further down."""
@@ -35,7 +35,7 @@ _PICTURES = (".svg", ".png")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside of docs/, and the files that any page links."""
+    """Add the pages outside docs/, and the files that any page links."""
     from mkdocs.structure.files import File
 
     root = _root(config)

@@ -35,7 +35,7 @@ def as_markdown(schema: Schema) -> str:
 def _tables(
     schema: Schema, path: tuple[str, ...], anchor: tuple[str, ...], table: Schema
 ) -> Iterator[tuple[str, str, Schema]]:
-    """Yield each table with its heading and its anchor, the ones inside of another after it."""
+    """Yield each table with its heading and its anchor, the ones inside another after it."""
     if path:
         yield f"[{'.'.join(path)}]", ".".join(anchor), table
     for key, described in sorted(table["properties"].items(), key=lambda item: (item[0] == "functions", item[0])):

@@ -1,4 +1,4 @@
-"""The reference of rules, macros and providers in docs/rules.md, from the `doc` texts of the `.bzl` files."""
+"""The reference of rules, macros and providers in docs/rules.md, from the `doc` strings of the `.bzl` files."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class File:
                     )
                 ):
                     path = label.removeprefix("//").replace(":", "/")
-                    same = {one.value: one.value for one in names if isinstance(one, ast.Constant)}
-                    renamed = {one.arg: ast.literal_eval(one.value) for one in keywords}
+                    same = {name.value: name.value for name in names if isinstance(name, ast.Constant)}
+                    renamed = {word.arg: ast.literal_eval(word.value) for word in keywords}
                     self._loaded |= {str(here): (path, str(there)) for here, there in (same | renamed).items()}
 
     def public(self) -> dict[str, Any]:
@@ -84,17 +84,17 @@ class File:
             case ast.Dict(keys=keys, values=values):
                 return {self._evaluate(key): self._evaluate(value) for key, value in zip(keys, values, strict=True)}
             case ast.Call(func=ast.Name(id="dict"), args=args, keywords=keywords):
-                first = [self._evaluate(one) for one in args]
+                first = [self._evaluate(argument) for argument in args]
                 return {**(first[0] if first else {}), **self._keywords(keywords)}
             case ast.Call(func=function, keywords=keywords):
                 positional = {"": self._evaluate(node.args[0])} if node.args else {}
                 return Call(ast.unparse(function), positional | self._keywords(keywords))
             case ast.FunctionDef(name=name, args=args):
                 rest = [f"**{args.kwarg.arg}"] if args.kwarg else []
-                known = [None] * (len(args.args) - len(args.defaults)) + [ast.unparse(one) for one in args.defaults]
-                parameters = dict(zip([one.arg for one in args.args], known, strict=True)) | dict.fromkeys(rest)
+                known = [None] * (len(args.args) - len(args.defaults)) + [ast.unparse(value) for value in args.defaults]
+                parameters = dict(zip([word.arg for word in args.args], known, strict=True)) | dict.fromkeys(rest)
                 return Function(name, parameters, ast.get_docstring(node) or "")
         return None
 
     def _keywords(self, keywords: list[ast.keyword]) -> dict[str, Any]:
-        return {one.arg: self._evaluate(one.value) for one in keywords if one.arg}
+        return {word.arg: self._evaluate(word.value) for word in keywords if word.arg}

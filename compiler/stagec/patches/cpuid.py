@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from stagec.hardware.x86 import Isa
 from stagec.patches.machine_code import Code, Patch, room_near
 
-# Compilers keep rbx: `xchg rbx, r; cpuid; xchg rbx, r`. A jump fits in the place of the first two.
+# Compilers keep rbx: `xchg rbx, r; cpuid; xchg rbx, r`. A jump fits in place of the first two.
 _CPUID, _XCHG_SIZE, _JUMP_SIZE = b"\x0f\xa2", 3, 5
 _XGETBV = b"\x31\xc9\x0f\x01\xd0"  # xor ecx, ecx; xgetbv
 _IS_EAX, _IS_ECX, _JNE = b"\x3d", b"\x81\xf9", b"\x0f\x85"

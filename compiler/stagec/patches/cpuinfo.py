@@ -1,8 +1,8 @@
 """Let LLVM see the aarch64 core that a target names, whatever this machine is.
 
 On aarch64 LLVM reads the core's number and features in /proc/cpuinfo (llvm/lib/TargetParser/Host.cpp). While a module
-is compiled, the library has another path in the place of that one: of a file in memory that says what a machine with
-this core says. Whether it worked is not taken on trust: `cpu` compares what XLA stored with the target's.
+is compiled, the library reads another path instead: a file in memory, as a machine with this core has it. Whether it
+worked is not taken on trust: `cpu` compares what XLA stored with the target's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which builds of which libraries stagec knows: those whose code it changes, and whose messages it edits.
+"""The builds of libraries that stagec knows: it changes their code and edits their messages.
 
 A library is known by its build-id (`elf.File.build_id`). known_builds.json has a row for each build: how many sites
 every change has in it, and which of the fields below it lacks. Of another build nobody knows whether XLA sees what it
@@ -102,7 +102,7 @@ ALL_REDUCE_KERNEL: Paths = {
     "all_reduce_thunk.launch_dimensions.thread_counts_per_block.coordinates": (39, 10, 2, 1),
     "all_reduce_thunk.shmem_bytes": (39, 6),
 }
-"""The same of a kernel that runs in the place of NCCL's, where arrays are small."""
+"""The same of a kernel that runs instead of NCCL's, where arrays are small."""
 KERNEL: Paths = {
     "kernel_thunk.kernel_name": (8, 3),
     "kernel_thunk.launch_dimensions.block_counts.coordinates": (8, 4, 1, 2),
@@ -211,7 +211,7 @@ def known(code: Code, wanted: str = "") -> Build:
         raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", _write(code, list(versions)))
     for change, find in LIBRARIES[code.library].sites[code.architecture].items():
         if len(find(code)) != build.sites[change]:
-            sites = f"{len(find(code))} sites of {change} in the place of {build.sites[change]}"
+            sites = f"{len(find(code))} sites of {change} instead of {build.sites[change]}"
             raise UnknownBuild(f"{_told(code)} is not as it was tested: {sites}", "install its wheel again")
     return build
 
@@ -241,8 +241,8 @@ def python_tag() -> str:
 def examined(path: Path) -> Build:
     """Return what the file of a library says of itself, without version, Python and test.
 
-    Raises PatchError when it is another library, or is not as those that are known: where a field has another number
-    than in `Library.messages`, which all builds have in common, the code that edits the message must be looked at.
+    Raises PatchError if it is another library, or differs from the known builds. All builds have the same field numbers
+    (`Library.messages`): if one differs, look at the code that edits the message.
     """
     if path.name not in LIBRARIES:
         raise PatchError(f"stagec changes no {path.name}")

@@ -1,7 +1,7 @@
-"""The isolation of actions where nobody can have a namespace, as in most containers: what the kernel lets everybody.
+"""Isolation of actions without namespaces, as in most containers: with what the kernel lets every process do.
 
-    action    a process group that it cannot leave, whose end is the end of all that was started in it; a folder on the
-              disk, with links to its inputs; no other file that Landlock can keep from it; no socket
+    action    a process group that it cannot leave: if it ends, all that was started in it ends; a folder on the disk,
+              with links to its inputs; no other file that Landlock can keep from it; no socket
 
 docs/security.md says what is not promised then.
 """
@@ -22,7 +22,7 @@ from stagec.worker.root import BELOW, DEVICES, MACHINE, packages
 
 _NAMES = "see the names of files and processes"
 _CAN = {0: "read and write your files, and end your processes", 1: f"{_NAMES}, and end yours", 6: _NAMES}
-"""What a model can do in spite of it, by the version of Landlock since which it can no more than that."""
+"""What a model can still do, by the first version of Landlock that limits it to that."""
 
 
 class Group(Isolation):

@@ -67,7 +67,7 @@ class Isolation:
         self._states = {path: identity(path) for path in packages()}
 
     def renew(self) -> bool:
-        """Show what is at the packages' paths now, if that is not what it was; return whether it was not.
+        """Show the packages that are there now if their folders changed; return whether they did.
 
         Bazel makes a repository again as a new folder. What `start` started before goes on with the old ones. Raises
         OSError where the system does not let it.

@@ -213,7 +213,7 @@ def _check_architecture(target: AnyCpuTarget) -> None:
 
 
 def _seen_instead(serialized: bytes, wanted: x86.Isa | aarch64.Core) -> str:
-    """Say which CPU XLA compiled for, where it is not exactly the one that is `wanted`; "" where it is."""
+    """Name the CPU that XLA compiled for, if it differs from `wanted`; "" if not."""
     name, features = stored_cpu_name(serialized), stored_features(serialized)
     # XLA adds hints, which are not features of a CPU.
     more = sorted(feature for feature in features - wanted.features if not feature.startswith("prefer-"))

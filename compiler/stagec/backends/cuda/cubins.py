@@ -112,7 +112,7 @@ def _attributes(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _spills(text: bytes, annotations: bytes, major: int) -> Iterable[int]:
-    """Return where instructions are that may spill: those that are marked, where all are; else all."""
+    """Return the places of instructions that may spill: the marked ones if the marks are complete, else all."""
     marked = list(struct.iter_unpack("<II", annotations))
     if major < _BLACKWELL and all(kind == _SPILL for kind, _ in marked):
         return [at for _, at in marked]

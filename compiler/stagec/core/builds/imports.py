@@ -1,4 +1,4 @@
-"""Which names the sources of modules say that they import, and what is there of each among the files of a function.
+"""Read which names modules import, and which of the function's files have those names.
 
 So a file that is added builds nothing again that does not look for it. What a model imports in other ways, the process
 sees that imports it (`frontends/reads.py`): nothing here need be complete.
@@ -17,7 +17,7 @@ from stagec.core.sizes import expressions
 WHY = "# built again whenever a file is added: "
 """What comes before the reason, in the file that says what a function did not read."""
 _ALL = "*"
-"""In the place of a name: all names of a folder, as `from package import *` may take them."""
+"""Instead of a name: all names of a folder, as `from package import *` may take them."""
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _CACHED = "__pycache__"
 
@@ -37,10 +37,10 @@ class Looked(NamedTuple):
         return json.dumps(self._asdict(), sort_keys=True, indent=0) + "\n"
 
     def has_place(self, path: str) -> bool:
-        """Return whether this would be another one if a path were there.
+        """Return whether adding this path would change the result.
 
-        So it is where a root has no such file or folder yet, where all names of the folder count, or of what is in it;
-        and for byte code, where the source is looked for.
+        It does if a root has no such file or folder yet, or if all names of its folder, or below it, count. For byte
+        code it does if the function looks for the source.
         """
         folder, _, name = path.rpartition("/")
         if _ALL in {**self.names.get(path, {}), **self.names.get(folder, {})}:

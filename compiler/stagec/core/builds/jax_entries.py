@@ -34,7 +34,7 @@ SUFFIX, USED = "-cache", "-atime"
 INDEX = "stagec.json"
 """The file of a folder that says what its entries are for."""
 NO_ENTRY_FOR_THIS_MACHINE = "stagec.jax_cache: no entry for this program and a machine such as this one"
-"""What the log of a program says that imports `stagec.jax_cache`, before JAX says that it misses an entry."""
+"""A program that imports `stagec.jax_cache` logs this before JAX reports a miss."""
 _FORMAT = 1
 
 

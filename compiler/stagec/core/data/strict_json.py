@@ -13,13 +13,13 @@ _CONTAINERS = (dict, list)
 _LARGEST = 2**63
 """Whole numbers are below it, and not below its negative: what other readers of JSON (jq, C) hold exactly or refuse."""
 _SHOWN = 60
-"""Characters of a text of others' that a message has."""
+"""Characters of a string from a file that a message shows."""
 
 
 def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
-    """Return the value of a JSON text of at most that many bytes. It takes time and memory by its length alone.
+    """Return the value of a JSON string of at most that many bytes. It takes time and memory by its length alone.
 
-    most_values: how many values it may consist of, counted by its commas and brackets: what is small as a text may be
+    most_values: how many values it may consist of, counted by its commas and brackets: what is small as a string may be
         large in memory. None: as many as there are.
     Raises ValueError for one that is longer, is not UTF-8, has a key twice in an object, NaN, an infinite number, a
     whole number of more than 64 bits or half of a surrogate pair, or is nested deeper than DEEPEST.
@@ -46,9 +46,9 @@ def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
 
 
 def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
-    """Return what `parse` returns, for a text that is what `encode` makes of its value; None for any other.
+    """Return what `parse` returns, for a string that is what `encode` makes of its value; None for any other.
 
-    A text with one spelling has no key twice, and its length bounds its depth alone: `check_depth` looks at the parts
+    A string with one spelling has no key twice, and its length bounds its depth alone: `check_depth` looks at the parts
     that are used. This takes a third of the time.
     """
     if len(text) > most or b"\\u" in text:
@@ -61,7 +61,7 @@ def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a text of others' as a message has it: cut off where it is long."""
+    """Return a string from a file as a message shows it: cut off where it is long."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
@@ -71,7 +71,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"the key {shown(name)!r} is there twice")
+                raise ValueError(f"the key {shown(name)!r} appears twice")
             seen.add(name)
     return result
 

@@ -133,7 +133,7 @@ class Call:
         return "".join(f"{indent}{line}\n" for line in lines)
 
     def mismatch(self, error: TreeMismatch, named: Iterable[str] = ()) -> str:
-        """Return what to say of arguments that have another structure: where, what, and how the call is written.
+        """Return the message for arguments with another structure: the place, the fault, and the right call.
 
         error: of `in_tree.flatten`. named: what was given by keyword.
         """

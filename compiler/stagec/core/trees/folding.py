@@ -27,8 +27,8 @@ def fold(tree: Tree, leaves: Sequence[str], path: str = "") -> list[Row]:
     """Return the rows of a tree, in an order that its structure alone decides.
 
     Subtrees are one where their structures and all of their leaves are equal. Keys of a dict come in the order in which
-    people count: `layer_2` before `layer_10`. A value that is not a dict has a row that says what it is
-    ("list of 12"), and so has a dict with keys that are not names.
+    people count: `layer_2` before `layer_10`. A value that is not a dict has a row with its kind ("list of
+    12"), and so has a dict with other keys than names.
     leaves: what to say of each leaf, in the order of the tree's. path: what all paths begin with.
     """
     return list(_rows(_Reader(leaves).node(tree), path))

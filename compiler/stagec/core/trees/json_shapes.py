@@ -39,7 +39,7 @@ class Mismatch(ValueError):
 
 
 def text(value: Any) -> None:
-    """A text."""
+    """A string."""
     if type(value) is not str:
         _wanted("a string", value)
 
@@ -67,7 +67,7 @@ def anything(value: Any) -> None:
 
 
 def matching(pattern: str, what: str) -> Shape:
-    """A text that is wholly of the regular expression `pattern`; `what` says so in words."""
+    """A string that matches the regular expression `pattern`; `what` says so in words."""
     compiled = re.compile(pattern)
 
     def check(value: Any) -> None:

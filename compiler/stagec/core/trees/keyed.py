@@ -172,7 +172,7 @@ class Keyed(NamedTuple):
 
     @property
     def keys(self) -> tuple[Key, ...] | None:
-        """What a dict in the place of the node has for each child; None where entries do not tell children apart."""
+        """What a dict instead of the node has for each child; None where entries do not tell children apart."""
         if self.entries is None:
             return None
         keys = tuple(entry.key if isinstance(entry, Item) else entry for entry in self.entries)
@@ -202,7 +202,7 @@ class Keyed(NamedTuple):
 
 
 def _of_fields(fields: Fields | None) -> Keyed | None:
-    """Return what is known of named fields whose values JSON has, as of those whose values it has not."""
+    """Describe plain fields in the same form as fields that need a description."""
     if fields is None:
         return None
     described = {name: statics.describe(value, name) for name, value in fields.static.items()}

@@ -187,9 +187,9 @@ def _of_type(node: PyTreeNode) -> Taker:
 
 
 def _described(kind: type, node: Tree) -> OneLevel | None:
-    """Return what makes objects of `kind` with the static parts that a node describes; None where that says too little.
+    """Return a maker of objects of `kind`, with the static parts of a node; None if the node says too little.
 
-    It has made one, of placeholders, that is described as the node is.
+    It has made one of placeholders, and its description is that of the node.
     """
     from stagec.core.trees import statics
     from stagec.core.trees.one_level import PLACEHOLDERS, OneLevel

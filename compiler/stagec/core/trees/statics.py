@@ -1,10 +1,14 @@
 """Static parts of pytree nodes, and keys of dicts, as data that is the same in every process.
 
-JAX compares static data with `==`, which a file cannot. So a value is described by what it is made of: numbers, strings
-and containers as they are; classes and functions by the name under which they are imported; functions inside others
-by their name and by what they have closed over, not by their code, which is in the program; dataclasses and namedtuples
-by their fields; other objects by what Python's copy protocol says of them
-(https://docs.python.org/3/library/copy.html). No address, no hash and no order of a set is in a description.
+JAX compares static data with `==`, and a file cannot. So a value is described by its parts:
+
+- numbers, strings and containers: as they are;
+- classes and functions: by the name to import;
+- functions inside others: by their name and the values that they close over. Their code is in the program;
+- dataclasses and namedtuples: by their fields;
+- other objects: by Python's copy protocol (https://docs.python.org/3/library/copy.html).
+
+A description has no address, no hash and no order of a set.
 
 A description is JSON: values that JSON has are themselves, others are objects with telling keys. `_KINDS` has a row for
 each kind of value. Standard library only: numpy's arrays are known by their attributes.
@@ -166,7 +170,7 @@ def _complex(real: float, imag: float) -> complex:
 
 def _member(describer: _Describer, value: enum.Enum, where: str) -> Any:
     described = {"enum": name_of(type(value)), "name": value.name}
-    # Where a member is its value too, one who has no class may use that.
+    # If a member is also its value, as of an IntEnum, a process without the class uses the value.
     is_plain = isinstance(value, int | str | float)
     return {**described, "value": describer.value(value.value, where)} if is_plain else described
 
@@ -290,7 +294,7 @@ def _made(describer: _Describer, value: Any, where: str) -> Any:
         reduced: Any = value.__reduce_ex__(4)
     except Exception as error:  # of a user's class
         kind = _name(type(value))
-        raise ValueError(f"{where or 'it'} is a {kind}, which no two processes have in common") from error
+        raise ValueError(f"{where or 'it'} is a {kind}, which means nothing in another process") from error
     if isinstance(reduced, str):
         return {"name": f"{value.__module__}:{reduced}"}
     made, args, state, items, entries = (*reduced, *(None,) * (5 - len(reduced)))[:5]

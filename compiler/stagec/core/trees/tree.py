@@ -264,7 +264,7 @@ class Tree(NamedTuple):
         if isinstance(value, Mapping) and (
             extra := [key for key in value if key not in {*fields.names, *fields.static}]
         ):
-            raise TreeMismatch(path, ", ".join(f"key {key!r} is not wanted" for key in extra))
+            raise TreeMismatch(path, ", ".join(f"unexpected key {key!r}" for key in extra))
         for name, wanted in fields.static.items():
             if name in given and not same(given[name], wanted):
                 raise TreeMismatch(path, f"{name} is {given[name]!r}, it was {wanted!r} when the function was built")
@@ -386,7 +386,7 @@ def _items(given: Mapping[Any, object], keys: Sequence[Key], children: Sequence[
         else:
             values.append(_LEFT_OUT)
     if missing or left:
-        faults = [f"key {key!r} is missing" for key in missing] + [f"key {key!r} is not wanted" for key in left]
+        faults = [f"key {key!r} is missing" for key in missing] + [f"unexpected key {key!r}" for key in left]
         raise TreeMismatch(path, ", ".join(faults))
     return values
 
