@@ -282,7 +282,7 @@ def test_a_path_outside_of_the_folder(registry: Registry, tmp_path: Path, path: 
     image = write_image(tmp_path / "layout", registry, {"artifactType": layout.MODEL}, {path: b"x"})
     done = command("pull", image, tmp_path / "folder", "--plain-http")
     assert done.returncode == 2
-    assert done.stderr.endswith(f": a layer has a path outside the folder: {path}\n")
+    assert done.stderr.endswith(f": a layer does not name a file in the folder: {path}\n")
     assert not (tmp_path / "folder").exists()
     assert not (tmp_path / "out.aot").exists()
 

@@ -1,9 +1,9 @@
 """Move the images of bundles to registries and back, with skopeo (https://github.com/containers/skopeo).
 
-skopeo checks every digest on its way, passes over blobs that are there already, and knows credentials as docker and
-podman have them. So what broke is asked for again, and goes on with the first blob that is missing. skopeo reads and
-writes image layouts, so nothing here speaks the protocol of registries. A registry may be anybody's: what it says has a
-shape, and how long it takes and how much it sends have limits.
+skopeo checks every digest, skips blobs that are there already, and uses the credentials of docker and podman. So a
+retry after a failure goes on with the first missing blob. skopeo reads and writes image layouts, so nothing here speaks
+the protocol of registries. A registry may be anybody's: stagec checks the shape of its answers, and limits their time
+and size.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _REFERENCE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _PATH = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}/)*[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
-"""Paths of files in an image: by the same rule as those of weights in a manifest, below the folder."""
+"""Paths of files in an image, below the folder; the rule is the same as for paths of weights in a manifest."""
 _LONGEST_PATH, _DEEPEST_PATH = 1000, 32
 _LARGEST = 2**22
-"""Bytes of a manifest or index (4 MiB): what registries must take."""
+"""Bytes of a manifest or index (4 MiB): registries must accept this size."""
 _MOST_REFERRERS = 100
 _ATTEMPTS = 4
 _ROUNDS = 20
-"""How often a list is written again that others write at the same time."""
+"""How often to write a list again if others write it at the same time."""
 _SLOWEST = 2**16
-"""Bytes that move, or a registry has stopped answering: in the seconds of `timeout`."""
+"""If fewer bytes move in `timeout` seconds, the registry has stopped answering."""
 _BESIDE = 2**26
 """Bytes that skopeo may read beside the blobs of an image (64 MiB): tokens, manifests, certificates."""
-# skopeo 1.9.3, Debian 12's, ends with 1 for every failure, and its words alone say which. (From 1.16 on it ends with 2
-# where something is absent. Its own `--retry-times` knows fewer broken connections than these.)
+# skopeo 1.9.3 of Debian 12 ends with 1 for every failure, and only its log names the failure. (From 1.16 on it ends
+# with 2 if something is absent. Its own `--retry-times` knows fewer broken connections than these.)
 _BROKEN = re.compile("EOF|connection reset|closed network connection|broken pipe|timeout|50[0-9] ", re.IGNORECASE)
-"""What skopeo says of connections that broke. What a registry refuses, it refuses again."""
+"""skopeo's messages for broken connections. A retry does not help after a refusal."""
 _ABSENT = "manifest unknown", "name unknown", "not found", "404"
-"""What registries say of what they do not have."""
+"""Messages of registries for a missing image."""
 _FATAL = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
-"""How skopeo's log has its last words."""
+"""The last line of skopeo's log."""
 _LONGEST_REASON = 1000
 _IMAGES = json_shapes.shape(
     {
@@ -72,7 +72,7 @@ _TAGS = json_shapes.shape({"Tags": [str], ...: object})
 
 
 class Reference(NamedTuple):
-    """An image of a registry. repository: with the registry; tag, digest: empty where they are not given."""
+    """An image of a registry. repository: with the registry; tag, digest: empty if they are not given."""
 
     repository: str
     tag: str
@@ -92,10 +92,10 @@ class Reference(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What a pull did.
+    """The result of a pull.
 
-    files: digest (hex) of each file by its path. left_out: why something that is said about the image was not taken, by
-    the digest (hex) of its file, or of its manifest where it has none. removed: paths of files about another bundle.
+    files: digest (hex) of each file by its path. left_out: the reason to skip a file about the image, by the digest
+    (hex) of the file, or of its manifest if it has no file. removed: paths of files about another bundle.
     """
 
     files: dict[str, str]
@@ -104,7 +104,7 @@ class Pulled(NamedTuple):
 
 
 class _Image(NamedTuple):
-    """What a manifest says. files: blob by path; bundle: path of the bundle; size: bytes of all blobs."""
+    """The content of a manifest. files: blob by path; bundle: path of the bundle; size: bytes of all blobs."""
 
     files: dict[str, Blob]
     bundle: str
@@ -112,13 +112,14 @@ class _Image(NamedTuple):
 
 
 class Registry:
-    """What moves images. plain_http: whether the registry has no TLS, as one on this machine.
+    """A client that moves images.
 
-    timeout: seconds in which a command must end, or a registry must have sent or taken another 64 KiB.
+    plain_http: whether the registry has no TLS, like one on this machine. timeout: seconds in which a command must end,
+    or a registry must send or take another 64 KiB.
     """
 
     def __init__(self, plain_http: bool = False, timeout: float = 60) -> None:
-        """Raises StagecError where skopeo is not installed."""
+        """Raises StagecError if skopeo is not installed."""
         program = shutil.which("skopeo")
         if program is None:
             write = "apt-get install skopeo, dnf install skopeo or brew install skopeo"
@@ -126,9 +127,9 @@ class Registry:
         self._program, self._verify, self._timeout = program, str(not plain_http).lower(), timeout
 
     def push(self, image: Layout, target: Reference) -> None:
-        """Copy an image and what is said about it to a registry, which keeps what it has.
+        """Copy an image and the files about it to a registry, which keeps its other files.
 
-        What others say about the same image stays, also what they push at the same time. Raises StagecError.
+        Files by others about the same image stay, even those that they push at the same time. Raises StagecError.
         """
         with tempfile.TemporaryDirectory(prefix="stagec-push-") as folder:
             write_links(Path(folder), image)
@@ -143,7 +144,7 @@ class Registry:
                 self._list(target._replace(tag="", digest=subject), own)
 
     def remove(self, source: Reference, wanted: str) -> list[str]:
-        """Take out what is said about an image; return what the registry keeps all the same, as sentences.
+        """Remove a file about an image; return sentences about manifests that the registry keeps all the same.
 
         source: the image. wanted: how the SHA-256 (hex) of the file begins. Raises StagecError.
         """
@@ -176,9 +177,9 @@ class Registry:
     def pull(self, source: Reference, folder: Path) -> Pulled:
         """Copy the files of an image to a folder.
 
-        A blob that the folder has already, from this image or from what was left of a pull that broke, is not moved
-        again, once its digest has been compared. Files appear whole, under their names, when all of the image are
-        there; another pull to the same folder waits. Raises StagecError.
+        It does not download a blob again that the folder has already, from this image or from a broken pull, if its
+        digest is right. Complete files appear under their names when all files of the image are there; another pull to
+        the same folder waits. Raises StagecError.
         """
         raw = self._raw(source)
         source = source._replace(tag="", digest=_digest(raw))  # a tag may move
@@ -200,10 +201,10 @@ class Registry:
     def _pull_referrers(
         self, source: Reference, image: _Image, bundle: str, place: Folder
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """Copy what is said about an image; return digests by paths, and why something is left out by its digest.
+        """Copy the files about an image; return digests by paths, and the reasons to skip others by digest.
 
-        Anybody who may push can say something: it names no file itself, and is taken if it is about the bundle.
-        bundle: digest (hex) of that.
+        Anybody with push access can add a file. So it does not choose its own name, and must be about the bundle.
+        bundle: digest (hex) of the bundle.
         """
         taken: dict[str, str] = {}
         left_out: dict[str, str] = {}
@@ -244,15 +245,15 @@ class Registry:
         return taken, left_out
 
     def _known(self, image: Reference) -> dict[str, Descriptor]:
-        """Return descriptors of what is said about an image, by digest: what is in the list, and what has a tag."""
+        """Return the descriptors of an image's referrers by digest, from the list and from tags."""
         listed = self._listed(image._replace(tag=_list_tag(image), digest=""))
         return {**listed, **self._tagged(image, listed)}
 
     def _tagged(self, image: Reference, listed: Iterable[str]) -> dict[str, Descriptor]:
-        """Return what is said about an image and is not `listed`, by the tag that each has of its own.
+        """Return the referrers of an image that are not `listed`, by their own tags.
 
-        Two who write the list at once have different lists. But each wrote a tag before, so who writes the list last
-        has seen both.
+        Two clients that write the list at once have different lists. But each wrote a tag before, so the last one to
+        write has seen both.
         """
         short = {digest.removeprefix("sha256:")[:32] for digest in listed}
         tagged: dict[str, Descriptor] = {}
@@ -268,7 +269,7 @@ class Registry:
         return tagged
 
     def _tags(self, image: Reference) -> list[str]:
-        """Return the tags of what is said about an image; none of a registry that lists no tags."""
+        """Return the tags of an image's referrers; none if the registry lists no tags."""
         words = ["list-tags", f"--tls-verify={self._verify}", f"docker://{image.repository}"]
         raw = b'{"Tags": []}'
         with _nothing_if_absent():
@@ -277,7 +278,7 @@ class Registry:
         return [tag for tag in tags if tag.startswith(f"{_list_tag(image)}.")]
 
     def _list(self, image: Reference, own: Mapping[str, Descriptor], gone: Collection[str] = ()) -> None:
-        """Write the list of what is said about an image until it has all but what is `gone`. Raises StagecError.
+        """Write the list of an image's referrers until it has all of them except those in `gone`. Raises StagecError.
 
         It is for registries without an API for referrers, and for other clients. skopeo before 1.14 rewrites a
         list without artifactType.
@@ -301,7 +302,7 @@ class Registry:
             self._copy(f"oci:{folder}:{layout.IMAGE}", f"docker://{tag}", "--multi-arch=index-only")
 
     def _listed(self, tag: Reference) -> dict[str, Descriptor]:
-        """Return the descriptors of a list of referrers by digest; none where the registry has no such tag."""
+        """Return the descriptors of a list of referrers by digest; none if the registry has no such tag."""
         raw = layout.index_of([])
         with _nothing_if_absent():
             raw = self._raw(tag)
@@ -315,7 +316,7 @@ class Registry:
         return raw
 
     def _copy(self, source: str, target: str, *options: str, size: int | None = None) -> None:
-        """Copy an image. size: bytes of its blobs, of one that comes from a registry."""
+        """Copy an image. size: bytes of its blobs, if it comes from a registry."""
         sides = {"--src-tls-verify": source, "--dest-tls-verify": target}
         verify = [f"{name}={self._verify}" for name, side in sides.items() if side.startswith("docker:")]
         named = next(side for side in sides.values() if side.startswith("docker:")).removeprefix("docker://")
@@ -323,8 +324,8 @@ class Registry:
         self._run(words, named, None if source.startswith("oci:") else size or 0)
 
     def _run(self, words: Sequence[str], named: str, size: int | None = 0) -> bytes:
-        """Run skopeo; return what it prints. size: bytes that it reads at most; None: as many as it likes."""
-        # Who may sign images of containers is another question: stagec's signatures are of bundles.
+        """Run skopeo; return its output. size: the most bytes that it may read; None: no limit."""
+        # skopeo's policy is about signatures of container images; stagec's signatures are of bundles.
         command = [self._program, "--insecure-policy", *words]
         for attempt in range(_ATTEMPTS):
             with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
@@ -340,7 +341,7 @@ class Registry:
         raise mistake(f"{named}: {reason}")
 
     def _wait(self, command: Sequence[str], output: BinaryIO, log: BinaryIO, named: str, size: int | None) -> int:
-        """Run a command; return its exit status. Raises StagecError where nothing moves any more, or too much."""
+        """Run a command; return its exit status. Raises StagecError if too few or too many bytes move."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=log)
         try:
             mark, since = 0, time.monotonic()
@@ -361,7 +362,7 @@ class Registry:
 
 
 def _moved(pid: int) -> tuple[int, int]:
-    """Return how many bytes a process has read so far, and has read and written: files and sockets alike."""
+    """Return the bytes that a process has read, and those that it has read and written, from files and sockets."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text("ascii").splitlines()
     except (OSError, ProcessLookupError):
@@ -372,9 +373,9 @@ def _moved(pid: int) -> tuple[int, int]:
 
 
 def write_links(folder: Path, image: Layout) -> None:
-    """Write a layout in which files are links to where they are: for a program that reads it soon.
+    """Write a layout with links to its files, for a program that reads it soon.
 
-    The layers of a container image, which no file is, are written.
+    It writes the layers of a container image, because no file has their bytes.
     """
     (folder / "blobs" / "sha256").mkdir(parents=True)
     for path, content in image.files().items():
@@ -406,7 +407,7 @@ def _own_image(raw: bytes, source: Reference) -> str:
 
 
 def _image(raw: bytes, source: Reference) -> _Image:
-    """Return what the manifest of an image says. Raises StagecError where it is not that of a bundle."""
+    """Read the manifest of an image. Raises StagecError if it is not that of a bundle."""
     manifest = _parse(raw, layout.MANIFEST, str(source))
     layers = manifest["layers"]
     container = "artifactType" not in manifest and manifest["config"]["mediaType"] == containers.CONTAINER
@@ -425,7 +426,7 @@ def _image(raw: bytes, source: Reference) -> _Image:
         path = _path_of(layer, source)
         if path in files:
             raise _no_bundle(source, f"two layers are named {strict_json.shown(path)}")
-        # What is an archive itself, a compilation cache, is the layer.
+        # A compilation cache is an archive itself, so the file is the layer.
         files[path] = Blob(layer["digest"].removeprefix("sha256:"), container and not path.endswith(".tar"))
     for path in files:
         above = path
@@ -447,7 +448,7 @@ def _no_bundle(source: Reference, why: str, write: str = "") -> StagecError:
 
 
 def _foreign(manifest: Mapping[str, Any]) -> bool:
-    """Whether a manifest has blobs that are fetched from other places than the registry."""
+    """Whether a manifest has blobs that come from other places than the registry."""
     return any("urls" in blob for blob in [*manifest["layers"], manifest["config"]])
 
 
@@ -457,7 +458,7 @@ def _list_tag(image: Reference) -> str:
 
 @contextlib.contextmanager
 def _nothing_if_absent() -> Iterator[None]:
-    """Leave the block, without an error, where a registry does not have what it asks for."""
+    """Leave the block without an error if the registry does not have the requested image."""
     try:
         yield
     except StagecError as error:
@@ -466,16 +467,16 @@ def _nothing_if_absent() -> Iterator[None]:
 
 
 def _is_absent(error: StagecError) -> bool:
-    """Whether a registry has no such thing, as it says, or has something there that is not a manifest."""
+    """Whether a registry has no such image, or has something there that is not a manifest."""
     text = str(error).lower()
     return isinstance(error.__cause__, ValueError) or any(words in text for words in _ABSENT)
 
 
 def _path_of(layer: Mapping[str, Any], source: Reference) -> str:
-    """Return the path of a layer's file. Raises StagecError where it has none below the folder."""
+    """Return the path of a layer's file. Raises StagecError if it has none below the folder."""
     path = layer.get("annotations", {}).get(layout.TITLE, "")
     if len(path) > _LONGEST_PATH or path.count("/") > _DEEPEST_PATH or not _PATH.fullmatch(path):
-        raise mistake(f"{source}: a layer has a path outside the folder: {strict_json.shown(path)}")
+        raise mistake(f"{source}: a layer does not name a file in the folder: {strict_json.shown(path)}")
     return str(path)
 
 
@@ -493,9 +494,9 @@ def _digest(data: bytes) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return what skopeo says is wrong, which is the last line of its log, as one line.
+    """Return the last line of skopeo's log, the reason for the failure.
 
-    A registry's own words are in it: control characters there are escapes, and stay escapes.
+    It quotes the registry: control characters there are escapes, and stay escapes.
     """
     fatal = _FATAL.findall(text)
     last = re.sub(r'\\(["\\])', r"\1", fatal[-1]) if fatal else text.strip().rpartition("\n")[2]
