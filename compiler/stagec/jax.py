@@ -89,7 +89,7 @@ class _Composed:
     """One variant of a function, by its exported artifact."""
 
     def __init__(self, variant: Variant, vmap: str | None, derivatives: Derivatives) -> None:
-        """Raises ValueError where no argument has the dimension that `vmap` names."""
+        """Raises ValueError if no argument has the dimension that `vmap` names."""
         self._variant = variant
         self._exported = Exported.deserialize(variant.exported())
         sizes = {size for aval in self._exported.in_avals for size in aval.shape if not isinstance(size, int)}
@@ -275,7 +275,7 @@ def _unfolded(result: Any, axis: int, count: int) -> Any:
 
 
 def _axis(shape: Sequence[Any], name: str) -> int | None:
-    """Return the axis of the dimension `name`; None where the shape does not have it once, or has 2*name, say."""
+    """Return the axis of the dimension `name`; None if the shape does not have it once, or has 2*name, say."""
     sizes = [str(size) for size in shape]
     elsewhere = any(name in names_in(size) for size in sizes if size != name)
     return sizes.index(name) if sizes.count(name) == 1 and not elsewhere else None

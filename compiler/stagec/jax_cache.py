@@ -30,7 +30,7 @@ _LOGGER = logging.getLogger("jax.stagec")  # JAX_LOGGING_LEVEL is of it too
 
 
 def _choose(key: Key) -> str | None:
-    """Return the name of the entry in the folder for a machine such as this one; None where there is none."""
+    """Return the name of the entry in the folder for a machine such as this one; None if there is none."""
     folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder:
         return None

@@ -13,7 +13,7 @@ from stagec.arrays.values import Literal, ShapedArray, physical
 
 
 def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
-    """Apply a primitive to arrays, and return the result, or a list of results where it has `several`.
+    """Apply a primitive to arrays, and return the result, or a list of results if it has `several`.
 
     values: arrays of a trace or with elements, NumPy's, and `Literal`s. params: hashable. Raises what the primitive's
     rule of shapes raises, and TypeError for PRNG keys that it does not take.
@@ -68,7 +68,7 @@ _OF_PROGRAMS = tracing.Tracer, Literal
 
 
 def aval(value: Any) -> ShapedArray:
-    """Return what is known of an array without its elements."""
+    """Return the abstract value of an array: everything but its elements."""
     if isinstance(value, _OF_PROGRAMS):
         return value.aval
     return ShapedArray(tuple(value.shape), value.dtype)
@@ -77,7 +77,7 @@ def aval(value: Any) -> ShapedArray:
 def constant(array: np.ndarray[Any, Any], dtype: Any = None) -> Any:
     """Return NumPy's array as a value: a constant of the current trace, or an array on the device.
 
-    dtype: `dtypes.KEY` where it has the words of keys.
+    dtype: `dtypes.KEY` if it has the words of keys.
     """
     trace = tracing.current()
     result = execution.array(array) if trace is None else trace.constant(array)
@@ -85,7 +85,7 @@ def constant(array: np.ndarray[Any, Any], dtype: Any = None) -> Any:
 
 
 def known(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return the elements of an array: of one of a trace if it is a constant there; None where they are not known."""
+    """Return the elements of an array: of one of a trace if it is a constant there; None if they are not known."""
     if not isinstance(value, tracing.Tracer):
         return np.asarray(value.value if isinstance(value, Literal) else value)
     return value.known()

@@ -1,7 +1,7 @@
 """Symbolic sizes: dimensions of arrays whose numbers are known when an artifact is called, as in `jax.export`.
 
 A `Dim` is an expression over named sizes, of which each is at least 1 (https://docs.jax.dev/en/latest/export/shape_poly.html).
-It is a `core.sizes.size.Size` and what holds of its names, with Python's operators. A known value is an int.
+It is a `core.sizes.size.Size` and the constraints on its names, with Python's operators. A known value is an int.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stagec.core.sizes.bounds import Interval, bounds, contradiction, without_eq
 from stagec.core.sizes.size import Call, Constraint, DimensionError, Size, parse as parse_size, parse_constraint
 
 Shape: TypeAlias = tuple[Any, ...]
-"""Sizes: ints, and `Dim` where they are symbolic."""
+"""Sizes: ints, or `Dim` if they are symbolic."""
 
 
 class InconclusiveDimension(ValueError):
@@ -28,7 +28,7 @@ class InconclusiveDimension(ValueError):
 class Dim:
     """A symbolic size.
 
-    size: the expression. constraints: what holds of the names in it.
+    size: the expression. constraints: those on the names in it.
     """
 
     size: Size
@@ -165,7 +165,7 @@ def _rest(left: Size, right: Size) -> Size:
 
 
 def _made(size: Size, constraints: tuple[Constraint, ...]) -> Any:
-    """Return a size as an int where it is one. Equalities of products and calls rewrite it, as in JAX."""
+    """Return a size, as an int if it is known. Equalities of products and calls rewrite it, as in JAX."""
     for constraint in constraints:
         left, sign, right = constraint
         if sign != "==" or len(left.terms) != 1 or size.constant is not None:
@@ -186,7 +186,7 @@ def _bounds(size: Any) -> Interval:
 
 
 def at_least(size: Any, other: Any) -> bool:
-    """Whether a size is known to be at least another; False where it is undecided, too."""
+    """Whether a size is known to be at least another; also False if it is undecided."""
     return _bounds(size - other)[0] >= 0
 
 
@@ -222,7 +222,7 @@ def symbolic_shape(text: str, *, constraints: Sequence[str] = ()) -> Shape:
     As `jax.export.symbolic_shape`.
 
     text: the sizes, such as "batch, 2*seq, 64".
-    constraints: what holds for them, such as "batch >= 2" or "mod(seq, 8) == 0".
+    constraints: conditions on them, such as "batch >= 2" or "mod(seq, 8) == 0".
 
     Raises ValueError if it cannot parse them, or no sizes fulfil all constraints.
 
@@ -253,7 +253,7 @@ def is_static(shape: Sequence[Any]) -> bool:
 def size_of(size: Any) -> Any:
     """Return a size as it stands in a shape: an int, or a `Dim`. It may be NumPy's integer.
 
-    Raises TypeError for what is not a size, ValueError for a negative number.
+    Raises TypeError for anything but a size, ValueError for a negative number.
     """
     if isinstance(size, Dim):
         return size

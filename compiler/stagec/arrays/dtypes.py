@@ -38,7 +38,7 @@ ANY = NUMERIC | {BOOL}
 class KeyDType:
     """The dtype of PRNG keys of threefry2x32, `key<fry>` as in JAX: an element is two u32, not a number.
 
-    It stands in place of a `numpy.dtype`, of which NumPy has none for keys.
+    It replaces a `numpy.dtype`, because NumPy has none for keys.
     """
 
     name = "key<fry>"
@@ -130,7 +130,7 @@ def canonical(dtype: DType) -> DType:
 
 @functools.cache
 def limits(dtype: DType) -> tuple[Any, Any]:
-    """Return the smallest and the largest number of a dtype: infinite ones where it has them."""
+    """Return the smallest and the largest number of a dtype: infinite ones if it has them."""
     if KINDS[dtype] == BOOL:
         return False, True
     if KINDS[dtype] in INTEGRAL:
@@ -146,7 +146,7 @@ def limits(dtype: DType) -> tuple[Any, Any]:
 def asked(dtype: Any) -> DType:
     """Return the dtype that a caller asks for, which may be a name or a NumPy class.
 
-    Raises TypeError for what is not a dtype of arrays. Warns, as JAX does, where one of 64 bits becomes one of 32.
+    Raises TypeError for anything but a dtype of arrays. Warns, as JAX does, if one of 64 bits becomes one of 32.
     """
     if dtype is KEY or (isinstance(dtype, str) and dtype == KEY.name):
         return KEY  # type: ignore[no-any-return]
@@ -173,7 +173,7 @@ def of_short(short: str) -> DType:
 
 
 def promote(first: DType, second: DType) -> DType:
-    """Return the dtype that two dtypes promote to. Raises TypeError where they do not promote."""
+    """Return the dtype that two dtypes promote to. Raises TypeError if they do not promote."""
     if first == second:
         return first
     a, b = KINDS[first], KINDS[second]
@@ -211,7 +211,7 @@ RANK = {BOOL: 0, SIGNED: 1, UNSIGNED: 1, FLOATING: 2, COMPLEX: 3}
 def with_scalar(dtype: DType, kind: str) -> DType:
     """Return the dtype that an array and a Python scalar, or a weakly typed array, of a kind promote to.
 
-    The array's own, unless the scalar is of a higher kind: then that kind's, of the same precision where it is known.
+    The array's own, unless the scalar has a higher kind: then that kind's, with the same precision if it is known.
     """
     own = KINDS[dtype]
     if own == PRNG_KEY:
@@ -234,7 +234,7 @@ def real_part(dtype: DType) -> DType:
 
 
 def require(name: str, dtype: DType, kinds: frozenset[str]) -> None:
-    """Raise TypeError where `dtype` is not of one of the kinds that the function `name` takes."""
+    """Raise TypeError if `dtype` is not of one of the kinds that the function `name` takes."""
     if KINDS[dtype] not in kinds:
         wanted = {ANY: "any", NUMERIC: "numeric", REAL: "real-valued", INEXACT: "floating-point"}.get(kinds)
         wanted = wanted or " or ".join(sorted(kinds))

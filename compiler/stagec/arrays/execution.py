@@ -1,7 +1,7 @@
 """Arrays outside a trace, and how operations run on them at once.
 
-An operation is a program of one equation. It is compiled for what is known of its operands, and kept. Data that only
-moves (an array from NumPy, an element that is read) needs no program: a CPU's buffers are memory of this process.
+An operation is a program of one equation. It is compiled for the abstract values of its operands, and kept. Data that
+only moves (an array from NumPy, an element that is read) needs no program: a CPU's buffers are memory of this process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Array(arrays.DeviceArray, Value):
         return self.copy_of()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it as NumPy's array, PRNG keys as their words: what reads it puts it on the first CPU device.
+        """Pickle it as NumPy's array, PRNG keys as their words: unpickling puts it on the first CPU device.
 
         Raises TypeError for an array on several devices, CallError ("deleted").
         """
@@ -132,7 +132,7 @@ def executed(executable: Executable, operands: Sequence[Array]) -> list[Any]:
 
 
 def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function of arrays run as one program outside a trace, as what `jax.jit` decorates: XLA fuses it.
+    """Make a function of arrays run as one program outside a trace, like a `jax.jit` function: XLA fuses it.
 
     It takes arrays by position, also NumPy's and `Literal`s, and hashable parameters by name; it gives an array, or a
     tuple of them. In a trace it is part of that. What is compiled is kept, for avals and parameters.

@@ -34,7 +34,7 @@ CALLING_CONVENTION = 10
 class Split(NamedTuple):
     """How a function's arrays are split over devices.
 
-    mesh: the devices; empty: one. inputs, outputs: for each array how it is split, None where XLA decides;
+    mesh: the devices; empty: one. inputs, outputs: for each array how it is split, None if XLA decides;
     () where it decides for all.
     """
 
@@ -172,7 +172,7 @@ def _donations(
 def _read_sizes(
     rules: lowering.Lowering, avals: Sequence[Any], arrays: Sequence[IRValue], names: Sequence[str]
 ) -> None:
-    """Compute the named sizes from the shapes of the arguments, and check what the symbolic sizes promise."""
+    """Compute the named sizes from the shapes of the arguments, and check the constraints of the symbolic sizes."""
     equations = [
         (size, array, axis, f"{names[number] if names else f'args[{number}]'}.shape[{axis}]")
         for number, (aval, array) in enumerate(zip(avals, arrays, strict=True))

@@ -129,11 +129,11 @@ def sharding(partition: Partition, ndim: int) -> Any:
 
 
 class Lowering:
-    """What the rules of one module share.
+    """The state that the rules of one module share.
 
-    platforms: those that the module is for. platform_index: which of them it runs on, an i32; None where there is one.
+    platforms: those that the module is for. platform_index: which of them it runs on, an i32; None if there is one.
     sizes: the number of each named size, an i32, where sizes are symbolic.
-    mesh: over which arrays are split, as `declare_mesh` has written it; empty where there is one device.
+    mesh: over which arrays are split, as `declare_mesh` has written it; empty if there is one device.
     located: whether operations have their places in the user's sources.
     """
 
@@ -145,7 +145,7 @@ class Lowering:
         self._located = located
 
     def program(self, program: Program, values: Sequence[IRValue]) -> list[IRValue]:
-        """Lower a program where the insertion point is, on these arguments, and return its results."""
+        """Lower a program at the insertion point, on these arguments, and return its results."""
         known: dict[Operand, IRValue] = dict(zip(program.inputs, values, strict=True))
         literals: dict[tuple[DType, bytes], IRValue] = {}
 
@@ -170,13 +170,13 @@ class Lowering:
         return list(map(value, program.outputs))
 
     def shared(self) -> tuple[list[str], list[IRValue]]:
-        """Return names and values of what is the same in the whole module: sizes, and the platform's index as ""."""
+        """Return names and values of the module's constants: sizes, and the platform's index as ""."""
         result = {**self.sizes, **({} if self.platform_index is None else {"": self.platform_index})}
         return list(result), list(result.values())
 
     @contextlib.contextmanager
     def sharing(self, names: Sequence[str], values: Sequence[IRValue]) -> Iterator[None]:
-        """Use other values for what `shared` named, in a region that cannot use those."""
+        """Use other values for the names of `shared`, in a region that cannot use the originals."""
         before = self.sizes, self.platform_index
         inside = dict(zip(names, values, strict=True))
         self.platform_index = inside.pop("", None)
@@ -213,7 +213,7 @@ _NOWHERE = contextlib.nullcontext()
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """What a rule is given: what is known of operands and results (of keys, their words), and helps with sizes."""
+    """The input of a rule: abstract operands and results (for keys, their words), and helpers for sizes."""
 
     lowering: Lowering
     _equation: Equation
@@ -245,7 +245,7 @@ class Rule:
 
     @property
     def place(self) -> str:
-        """FILE:LINE in the user's sources, for messages; "" where it is not known."""
+        """FILE:LINE in the user's sources, for messages; "" if it is not known."""
         return place_of(self._equation.traceback)
 
     def broadcast(self, value: IRValue, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> IRValue:
@@ -293,7 +293,7 @@ class Rule:
         return result
 
     def reducer(self, operation: ir.OpView, combine: Callable[[IRValue, IRValue], IRValue]) -> None:
-        """Fill the region of an operation with what makes one of two elements of the result."""
+        """Fill the region of an operation with the code that combines two elements."""
         scalar = ShapedArray((), self.out.dtype)
         with ir.InsertionPoint(block := self.block(operation, 0, [scalar, scalar])):
             hlo.return_([combine(*block.arguments)])
@@ -371,7 +371,7 @@ _SIZE_FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def location(traceback: _jax.Traceback, name: str) -> ir.Location:
-    """Return where an operation was traced: its name, and the call stack of the user's own code, innermost first."""
+    """Return the location of an operation: its name, and the call stack of the user's own code, innermost first."""
     frames = frames_of_user(traceback)
     lines = [
         ir.Location.name(frame.function_name, ir.Location.file(frame.file_name, frame.line_num, 1)) for frame in frames
@@ -385,7 +385,7 @@ def location(traceback: _jax.Traceback, name: str) -> ir.Location:
 def main_function(inputs: Sequence[ir.Type], results: Sequence[ir.Type], places: Sequence[ir.Location] = ()) -> Any:
     """Return a new public function `main` at the insertion point, with an entry block.
 
-    places: where its arguments are from.
+    places: the origins of its arguments.
     """
     kind: Any = func.FuncOp  # jaxlib's stubs are those of its base
     function = kind("main", (list(inputs), list(results)), visibility="public")

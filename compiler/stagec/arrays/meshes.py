@@ -1,6 +1,6 @@
 """The mesh that a function is traced over: its axes and their sizes, and those along which a `shard_map` splits.
 
-A mesh is data here, as an equation has it. `stages.shardings` has what users write.
+A mesh is data in an equation here. `stages.shardings` has the classes for users.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def around() -> Hashable:
 
 
 def manual(names: Sequence[str]) -> Axes:
-    """Return the mesh. Raises NameError where the running code is not in a `shard_map` along these axes."""
+    """Return the mesh. Raises NameError if the running code is not in a `shard_map` along these axes."""
     mesh, known = _CURRENT.get()
     for name in names:
         if name not in known:
@@ -72,7 +72,7 @@ def size(mesh: Axes, names: Sequence[str]) -> int:
 
 
 def check(mesh: Axes, partition: Partition, ndim: int) -> None:
-    """Raise ValueError where a partition is not one over a mesh, for an array of `ndim` dimensions."""
+    """Raise ValueError if a partition is not one over a mesh, for an array of `ndim` dimensions."""
     names = [name for axes in partition for name in axes]
     for name in names:
         if name not in dict(mesh):
@@ -84,7 +84,7 @@ def check(mesh: Axes, partition: Partition, ndim: int) -> None:
 
 
 def part(shape: Shape, mesh: Axes, partition: Partition) -> Shape:
-    """Return the shape of the part of an array that one device has. Raises ValueError where parts are not equal."""
+    """Return the shape of the part of an array that one device has. Raises ValueError if parts are not equal."""
     check(mesh, partition, len(shape))
     sizes = list(shape)
     for axis, names in enumerate(partition):
@@ -100,7 +100,7 @@ def part(shape: Shape, mesh: Axes, partition: Partition) -> Shape:
 
 
 def of_program(program: Program) -> Axes:
-    """Return the mesh that equations of a program name; empty where none does. Raises ValueError for two."""
+    """Return the mesh that equations of a program name; empty if none does. Raises ValueError for two."""
     result: set[Axes] = set()
 
     def look(current: Program) -> None:

@@ -43,7 +43,7 @@ def located(error: Exception) -> None:
 
 
 def here() -> str:
-    """Return FILE:LINE of the innermost frame of the calling thread that is not stagec's; "" where there is none."""
+    """Return FILE:LINE of the innermost frame of the calling thread that is not stagec's; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back

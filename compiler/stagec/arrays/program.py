@@ -1,6 +1,6 @@
 """Programs: a function as a list of equations over variables, as JAX's jaxprs are.
 
-A `Program` is what tracing gives, and what lowering, execution and derivatives take. `str(program)` is its text.
+Tracing returns a `Program`; lowering, execution and derivatives take it. `str(program)` is its string form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Primitive:
         do not fit.
     lower: takes a `lowering.Rule`, the operands' MLIR values, and parameters by name; gives the result's, or a list.
     vjp: the derivative. Takes a `Derivative` (cotangents, operands, results), and parameters by name; gives the
-        cotangent of each operand, None for zero. None where the derivative is zero; a string says why
+        cotangent of each operand, None for zero. None if the derivative is zero; a string says why
         there is none.
     several: whether it has a list of results.
     of_keys: of PRNG keys. True: it takes them as it takes other arrays. A function: it returns operands and parameters
@@ -43,13 +43,13 @@ class Primitive:
     of_keys: Callable[..., tuple[Sequence[Any], Mapping[str, Any]]] | bool | None = field(default=None, repr=False)
 
     def results(self, avals: Sequence[ShapedArray], params: Mapping[str, Any]) -> list[ShapedArray]:
-        """Return what is known of the results, by the rule `infer`."""
+        """Return the abstract results, by the rule `infer`."""
         result = self.infer(*avals, **params)
         return list(result) if self.several else [result]
 
 
 class Variable:
-    """What an equation gives, or a program takes: one array. Two are the same if they are one object."""
+    """A result of an equation, or an input of a program: one array. Two are the same if they are one object."""
 
     __slots__ = ("aval",)
 
@@ -65,7 +65,7 @@ class Equation:
     """An operation on operands.
 
     primitive: which. inputs: its operands. params: its parameters. outputs: variables, one for each result.
-    traceback: of jaxlib, from where it was traced; None where it is not known.
+    traceback: of jaxlib, from where it was traced; None if it is not known.
     """
 
     primitive: Primitive
@@ -79,7 +79,7 @@ class Equation:
 class Program:
     """A function of arrays.
 
-    inputs: variables for its arguments. equations: in the order in which they were traced; each uses what came before.
+    inputs: variables for its arguments. equations: in the traced order; each uses only earlier variables.
     outputs: its results. constants: known arrays, each with the variable that stands for it.
     """
 
@@ -90,12 +90,12 @@ class Program:
 
     @property
     def in_avals(self) -> list[ShapedArray]:
-        """What is known of the arguments."""
+        """The abstract arguments."""
         return [variable.aval for variable in self.inputs]
 
     @property
     def out_avals(self) -> list[ShapedArray]:
-        """What is known of the results."""
+        """The abstract results."""
         return [operand.aval for operand in self.outputs]
 
     def __str__(self) -> str:

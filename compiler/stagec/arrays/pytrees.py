@@ -1,4 +1,4 @@
-"""Pytrees of arguments and results: jaxlib's registry of nodes, which is JAX's where the process has imported JAX."""
+"""Pytrees of arguments and results: jaxlib's registry of nodes, or JAX's if the process has imported JAX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @functools.cache
 def registry() -> Any:
-    """Return the registry: tuples, lists, dicts, None, namedtuples, and what was registered with JAX."""
+    """Return the registry: tuples, lists, dicts, None, namedtuples, and types registered with JAX."""
     return _jax.pytree.default_registry()
 
 
@@ -120,7 +120,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 def spread(prefix: Any, structure: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """Return for each leaf of a structure what a tree, a prefix of it, has there or above.
 
-    is_leaf: of the prefix. Raises ValueError where it is not a prefix.
+    is_leaf: of the prefix. Raises ValueError if it is not a prefix.
     """
     given, own = registry().flatten(prefix, is_leaf)
     try:

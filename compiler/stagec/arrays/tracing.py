@@ -1,4 +1,4 @@
-"""Tracing: running a function with `Tracer`s in place of arrays, which record what it does as a `Program`.
+"""Tracing: run a function with `Tracer`s instead of arrays; they record its operations as a `Program`.
 
 A `Trace` is one such run. The current one is in a context variable, so that threads and coroutines each have their own,
 and an error leaves none behind. Traces nest: inside a function that is traced, `trace` records a part of it apart
@@ -36,7 +36,7 @@ class LeakedTracer(ValueError):
 
 
 class Tracer(Value):
-    """An array of a trace: what is known of it, and no elements."""
+    """An array of a trace: an abstract value without elements."""
 
     __slots__ = ("__weakref__", "_operand", "_trace", "_view")
 
@@ -46,7 +46,7 @@ class Tracer(Value):
 
     @property
     def aval(self) -> ShapedArray:
-        """What is known of it."""
+        """Its abstract value."""
         return self._operand.aval
 
     @property
@@ -128,7 +128,7 @@ class Trace:
         return Tracer(self, self.operand(array))
 
     def operand(self, value: Any) -> Operand:
-        """Return what stands for a value in this trace: its own, one of the traces around it, or a known array.
+        """Return the operand for a value in this trace: its own, one of the traces around it, or a known array.
 
         Raises LeakedTracer.
         """
@@ -151,7 +151,7 @@ class Trace:
     def record(
         self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any], avals: Sequence[ShapedArray]
     ) -> list[Tracer]:
-        """Add an equation, and return its results. avals: what is known of them."""
+        """Add an equation, and return its results. avals: their abstract values."""
         for aval in avals:
             if not self._sizes.issuperset(aval.shape):
                 self._check_sizes(primitive.name, aval.shape)
@@ -202,12 +202,12 @@ _CURRENT: ContextVar[Trace | None] = ContextVar("stagec_trace", default=None)
 
 
 def current() -> Trace | None:
-    """Return the trace in which this thread is; None where it is in none, and operations run at once."""
+    """Return the trace in which this thread is; None if it is in none, and operations run at once."""
     return _CURRENT.get()
 
 
 class Recorded(NamedTuple):
-    """What `trace` gives.
+    """The result of `trace`.
 
     program: its inputs are what was captured, and then the arguments. result: what the function returned, with
     `Tracer`s in it, which are of use to nobody else. captured: values of the traces around it.
@@ -220,11 +220,11 @@ class Recorded(NamedTuple):
 def trace(
     function: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray], name: str = "", apart: bool = False
 ) -> Recorded:
-    """Run a function of arrays with tracers for `avals`, and return what it did.
+    """Run a function of arrays with tracers for `avals`, and return the trace.
 
     function: gives a sequence of results: arrays, of this trace or others. name: of it, for messages.
     apart: whether it may not use values of the trace that is current.
-    Raises what the function raises, and LeakedTracer.
+    Raises the errors of the function, and LeakedTracer.
     """
     run = Trace(None if apart else _CURRENT.get(), name or getattr(function, "__name__", "a function"))
     token = _CURRENT.set(run)

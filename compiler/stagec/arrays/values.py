@@ -1,4 +1,4 @@
-"""Values: what is known of an array without its elements, and the base of the arrays that functions take."""
+"""Values: the abstract value of an array (without elements), and the base of the arrays that functions take."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ShapedArray(NamedTuple):
 
 
 def physical(aval: ShapedArray) -> ShapedArray:
-    """Return what programs hold on devices: PRNG keys are their two words, in a last dimension."""
+    """Return the form on devices: PRNG keys are their two words, in a last dimension."""
     return aval if aval.dtype is not dtypes.KEY else ShapedArray((*aval.shape, 2), dtypes.uint32)
 
 
@@ -88,7 +88,7 @@ class Value:
 
     @property
     def shape(self) -> Shape:
-        """Sizes of its dimensions, which are `dims.Dim` where they are symbolic."""
+        """Sizes of its dimensions: `dims.Dim` if they are symbolic."""
         raise NotImplementedError
 
     @property
@@ -107,7 +107,7 @@ class Value:
 
     @property
     def view(self) -> View | None:
-        """What NumPy's array would be a view of, while that exists; None where an assignment changes no other array."""
+        """What NumPy's array would be a view of, while that exists; None if an assignment changes no other array."""
         result: View | None = getattr(self, "_view", None)
         return None if result is None or all(array() is None for array in result.arrays) else result
 
@@ -123,7 +123,7 @@ class Value:
 
 
 class View(NamedTuple):
-    """What an array would be a view of in NumPy.
+    """The bases of an array as a view in NumPy.
 
     arrays: references to the array that it is a view of, and to those that this one is a view of. write: what to write
     in place of an assignment to its elements.
@@ -163,7 +163,7 @@ class Literal:
     """A scalar in a program, written where it is used.
 
     value: of no dimensions. weak_type: whether it was a Python scalar, and its dtype gives way to an array's.
-    aval: what is known of it without its value.
+    aval: its abstract value.
     """
 
     __slots__ = ("aval", "value", "weak_type")
@@ -184,7 +184,7 @@ class Literal:
 
 
 def literal(value: Scalar, dtype: DType, weak_type: bool = False) -> Literal:
-    """Return a Python scalar as one of `dtype`. Raises OverflowError where an integer does not fit in it."""
+    """Return a Python scalar as one of `dtype`. Raises OverflowError if an integer does not fit in it."""
     # To a dict, 1 and True are one key, and so are 0.0 and -0.0, and parts of complex numbers.
     if isinstance(value, complex) or value == 0:
         return _literal(value, dtype, weak_type)
@@ -208,7 +208,7 @@ def _literal(value: Scalar, dtype: DType, weak_type: bool) -> Literal:
 
 
 def broadcast_shapes(*shapes: Sequence[Any]) -> Shape:
-    """Return the shape that arrays of these shapes broadcast to, as in NumPy. Raises ValueError where they do not."""
+    """Return the shape that arrays of these shapes broadcast to, as in NumPy. Raises ValueError if they do not."""
     if len(set(map(tuple, shapes))) == 1:
         return tuple(shapes[0])
     rank = max(map(len, shapes), default=0)
@@ -231,7 +231,7 @@ def shown(shape: Iterable[Any]) -> str:
 
 
 def axis_of(axis: Any, ndim: int, what: str = "axis") -> int:
-    """Return an axis counted from the front. Raises IndexError where an array of `ndim` dimensions does not have it."""
+    """Return an axis counted from the front. Raises IndexError if an array of `ndim` dimensions does not have it."""
     try:
         number = axis.__index__()
     except AttributeError:

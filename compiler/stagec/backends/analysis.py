@@ -1,7 +1,7 @@
-"""What an executable takes: memory, operations, communication, and the time that its hardware needs at least.
+"""Compute the costs of an executable: memory, operations, communication, and the least time of its hardware.
 
-Metrics are those of one device for one call. What is not known is "unknown": XLA gives 0 for some of it, and counts a
-loop as if it turned once, which would be lies. docs/costs.md says what is counted, and what is assumed of links.
+Metrics are those of one device for one call. An unknown value is "unknown": XLA's 0 for some values, and its count of
+each loop as one turn, would be wrong. docs/costs.md explains the counts, and the assumptions about links.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def analyze(
     devices: int = 1,
     coords: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
-    """Return what is known of an executable.
+    """Return the known costs of an executable.
 
-    memory_analysis, coords: those of `CompiledModule`. program: the optimized HLO as text. devices: how many it is for.
+    memory_analysis, coords: those of `CompiledModule`. program: the optimized HLO as a string. devices: their number.
     The result has "argument_bytes", "output_bytes", "alias_bytes" (outputs in the memory of arguments),
     "temporary_bytes", "code_bytes", "peak_bytes"; "flops" and "bytes_accessed", which count loops as often as they turn
     (`costs`); "collectives", by kind: "count", how often they run, "bytes" of the arrays, and "sent_bytes" of a device;
-    "roofline", as `roofline` says; and "unknown", what those depend on that are not known. A metric, or the whole
-    roofline, is "unknown" where it is not known.
+    "roofline", from `roofline`; and "unknown", the missing facts behind unknown metrics. A metric, or the whole
+    roofline, is "unknown" if it is not known.
     """
     metrics: dict[str, Any] = {}
     for name, xlas in _MEMORY.items():
@@ -62,15 +62,15 @@ def analyze(
 
 
 def of_module(module: CompiledModule, hardware: Hardware) -> dict[str, Any]:
-    """Return `analyze` of what a backend made."""
+    """Return `analyze` of a backend's result."""
     return analyze(module.memory_analysis, module.hlo, hardware, len(module.device_ids), module.coords)
 
 
 def of_kernels(kernels: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
-    """Return what limits and baselines have of kernels, rows of `backends.cuda.kernels`.
+    """Return the figures of kernels for limits and baselines, from rows of `backends.cuda.kernels`.
 
     "registers" and "shared_memory" are those of the kernel with the most, "spills" those of all; "unknown" where that
-    of some kernel is. All are 0 where there is none.
+    of some kernel is. All are 0 if there is none.
     """
     columns = {name: [kernel[name] for kernel in kernels] for name in KERNEL_METRICS}
     return {
@@ -86,10 +86,10 @@ def _metric(value: float | None) -> Metric:
 def roofline(
     flops: float | None, bytes_accessed: float | None, link_seconds: float | None, hardware: Hardware
 ) -> dict[str, float | str] | str:
-    """Return how long a device needs at least, by its peak rates: the longest of computing, memory and links.
+    """Return the least time of a device by its peak rates: the longest of computing, memory and links.
 
     The result has "compute_seconds", "memory_seconds", "link_seconds", "seconds", and "bound": "compute", "memory" or
-    "links". All three go on at the same time, and the peak is that of bfloat16. "unknown" where a rate is.
+    "links". All three go on at the same time, and the peak is that of bfloat16. "unknown" if a rate is.
     """
     if not hardware.flops or not hardware.bandwidth or flops is None or bytes_accessed is None or link_seconds is None:
         return UNKNOWN
@@ -109,7 +109,7 @@ class Buffer:
     """An array of a program on one device.
 
     kind: "argument", "result" or "temporary". index: among the arguments that the program takes, or its results.
-    name: JAX's name of the argument, or of the operation that makes a temporary; "" where XLA has none.
+    name: JAX's name of the argument, or of the operation that makes a temporary; "" if XLA has none.
     type: without layout. bytes: with padding.
     """
 
@@ -154,5 +154,5 @@ def buffers(program: str) -> list[Buffer]:
 
 
 _NO_BUFFER = hlo.FREE - {"constant"} | {"while", "conditional", "opt-barrier"}
-"""What has no memory itself."""
+"""Operations without memory of their own."""
 _ORDER: Sequence[str] = ("argument", "result", "temporary")

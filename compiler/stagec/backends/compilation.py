@@ -1,4 +1,4 @@
-"""What the backends have in common: one module for each platform, with the functions of `Backend`."""
+"""The interface of the backends: one module for each platform, with the functions of `Backend`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CannotCompile(ValueError):
     """XLA cannot compile this module for this target. The message says why.
 
     key: the field of the target that is wrong; "" if there is none.
-    write: what to write instead; it may be empty. A traceback shows it as a note.
+    write: the correction; it may be empty. A traceback shows it as a note.
     """
 
     def __init__(self, what: str, key: str = "", write: str = "") -> None:
@@ -45,18 +45,18 @@ class DoesNotFit(CannotCompile):
 
 @dataclass(frozen=True)
 class CompiledModule:
-    """What XLA made of a module: canonical executable bytes and what XLA counts of them.
+    """XLA's result for a module: canonical executable bytes and XLA's counts.
 
-    executable: what `jaxlib`'s `Client.deserialize_executable` loads.
-    cost_analysis: "flops", "bytes_accessed", "transcendentals" and others as XLA estimates them; empty where it has no
+    executable: the bytes for `Client.deserialize_executable` of `jaxlib`.
+    cost_analysis: "flops", "bytes_accessed", "transcendentals" and others as XLA estimates them; empty if it has no
         estimate of the whole.
     memory_analysis: bytes by use, such as "argument_size_in_bytes" and "peak_memory_in_bytes".
-    hlo: the optimized HLO, as text without the elements of large constants.
+    hlo: the optimized HLO, as a string without the elements of large constants.
     device_ids: for each partition, the id of the device that it was assigned to.
-    coords: for each partition, x, y, z and core of that device; empty where the platform has no coordinates.
+    coords: for each partition, x, y, z and core of that device; empty if the platform has no coordinates.
     devices: parts of JAX's keys in its compilation cache that follow the device (`jax_entries`); empty for CPUs.
-    optimized: jaxlib's HloModule of `hlo`, with those elements; None where nobody needs it.
-    kernels: what is known of each kernel (`backends.cuda.kernels`); empty for other platforms.
+    optimized: jaxlib's HloModule of `hlo`, with those elements; None if nobody needs it.
+    kernels: the facts about each kernel (`backends.cuda.kernels`); empty for other platforms.
     """
 
     executable: bytes
@@ -72,14 +72,14 @@ class CompiledModule:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a target comes to.
+    """The hardware of a target.
 
-    device_kind: what the code is made for: LLVM's name of a CPU, or the name of an accelerator.
+    device_kind: the hardware of the code: LLVM's name of a CPU, or the name of an accelerator.
     requires: flags of /proc/cpuinfo without which the code must not run, sorted; empty for accelerators.
     versions: of the packages that the platform's compiler consists of, besides jaxlib.
-    memory: bytes of one device; bandwidth: bytes a second from it; flops: peak bfloat16 operations a second. None where
-        they are not known: an instruction set says nothing of them.
-    links: how the devices are connected; None where that is not known.
+    memory: bytes of one device; bandwidth: bytes a second from it; flops: peak bfloat16 operations a second. None if
+        they are not known: an instruction set does not determine them.
+    links: the connections of the devices; None if they are not known.
     """
 
     device_kind: str
@@ -101,7 +101,7 @@ class Backend(Protocol):
         """Prepare this process to compile for `target`; must run before jaxlib is imported."""
 
     def hardware(self, target: Any) -> Hardware:
-        """Return what `target` comes to, without compiling. Raises CannotCompile when there is no such hardware."""
+        """Return the hardware of `target`, without compiling. Raises CannotCompile when there is no such hardware."""
 
     def compile_module(
         self, module: ir.Module, target: Any, mesh: Sequence[int], options: bytes = b""
@@ -109,14 +109,15 @@ class Backend(Protocol):
         """Compile a StableHLO module in a process that `prepare_process` has prepared.
 
         mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
-        options: XLA's CompileOptions, serialized, with which JAX would compile it; empty: those of an export.
+        options: XLA's CompileOptions of JAX for it, serialized; empty: those of an export.
         Raises CannotCompile when the compiler refuses the module, an option or the target.
         """
 
     def layers(self, serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
-        """Yield what an executable consists of, from the first stage of XLA to the last: (name, bytes, text).
+        """Yield the parts of an executable, from the first stage of XLA to the last: (name, bytes, text).
 
-        Where there is no text for a reader it is "". Raises ValueError when the bytes are not such an executable.
+        If there is no text for a reader it is "". Raises ValueError when the bytes are not an executable of this
+        platform.
         """
 
 
@@ -176,7 +177,7 @@ def compile_options(
 
 
 def refusal(message: str, compiler_options: Iterable[str]) -> CannotCompile:
-    """Return what XLA's status says, naming the option that is at fault."""
+    """Translate XLA's status to an error that names the option at fault."""
     first = message.strip().splitlines()[0]
     for option in compiler_options:
         if option in first and "No such compile option" in first:
@@ -201,7 +202,7 @@ def cost(counted: Mapping[str, float], idle: int = 0) -> dict[str, float]:
 
 
 def memory(executable: _jax.LoadedExecutable | _jax.Executable) -> dict[str, int]:
-    """Return what XLA counts, in bytes; see `CompiledModule.memory_analysis`."""
+    """Return XLA's counts in bytes; see `CompiledModule.memory_analysis`."""
     stats = executable.get_compiled_memory_stats()
     names = [name for name in dir(stats) if name.endswith("_in_bytes") and not name.startswith("host_")]
     return {name: getattr(stats, name) for name in sorted(names)}

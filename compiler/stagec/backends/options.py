@@ -15,8 +15,8 @@ from stagec.patches import descriptors, elf
 def known_options() -> tuple[str, ...]:
     """Return the names of the flags of the XLA in this jaxlib, sorted; empty when none are found.
 
-    jaxlib has no list to ask for, and what it prints for `XLA_FLAGS=--help` is cut short. So the names are read where
-    XLA has them: in the descriptor of xla.DebugOptions, which its library holds. It takes a tenth of a second.
+    jaxlib offers no list, and its output for `XLA_FLAGS=--help` is cut short. So stagec reads the names from the
+    descriptor of xla.DebugOptions in XLA's library. It takes a tenth of a second.
     """
     import jaxlib
 
@@ -28,7 +28,7 @@ def known_options() -> tuple[str, ...]:
 
 
 def suggestion(name: str, known: Iterable[str] | None = None) -> str:
-    """Return what to write for the unknown option `name`: a sentence with the nearest name; "" when none is near.
+    """Return the advice for the unknown option `name`: a sentence with the nearest name; "" when none is near.
 
     known: the names of the flags that there are; None: `known_options()`.
     """

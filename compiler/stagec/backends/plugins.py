@@ -1,4 +1,4 @@
-"""PJRT plugins: the libraries with which XLA compiles for hardware that this machine does not have.
+"""PJRT plugins: the libraries to compile for hardware that this machine does not have.
 
 jaxlib loads a plugin by its path and compiles for a topology, a description of devices; jax takes no part, and the
 plugin's own Python package, which may import jax, is not imported. A process can load each plugin once, and reads the
@@ -53,7 +53,7 @@ def version(plugin: Plugin) -> str:
 
 
 def path(plugin: Plugin) -> Path:
-    """Return where the library is. Raises CannotCompile when it is not installed."""
+    """Return the path of the library. Raises CannotCompile when it is not installed."""
     file = library(plugin)
     if file is None:
         raise _missing(plugin)
@@ -67,7 +67,7 @@ def wanted(plugin: Plugin) -> str:
 
 
 def _pinned(plugin: Plugin) -> str:
-    """Return the wheel as a requirement, with the version that fits this jaxlib where that is known."""
+    """Return the wheel as a requirement, with the version for this jaxlib if it is known."""
     fits = wanted(plugin)
     return f"{plugin.distribution}=={fits}{'.*' if plugin.versions else ''}" if fits else plugin.distribution
 
@@ -80,7 +80,7 @@ def _missing(plugin: Plugin) -> CannotCompile:
 def prepare_process(variables: Mapping[str, str], prefixes: Sequence[str]) -> None:
     """Set the environment of this process for a plugin; must run before jaxlib is imported.
 
-    variables: what the plugin reads. prefixes: every other variable whose name starts so is removed.
+    variables: the plugin's settings. prefixes: every other variable with such a prefix is removed.
     """
     for name in [name for name in os.environ if name.startswith(tuple(prefixes))]:
         del os.environ[name]
@@ -97,7 +97,7 @@ def load(plugin: Plugin) -> Any:
     if unsuitable:
         raise CannotCompile(unsuitable)
     where, installed, fits = path(plugin), version(plugin), wanted(plugin)
-    # XLA's plugin interface lets other versions in, and promises nothing about what they make.
+    # XLA's plugin interface accepts other versions, without promises about their results.
     if not fits or not f"{installed}.".startswith(f"{fits}."):
         what = f"{plugin.distribution} {installed} is not for jaxlib {compatibility.version()}"
         write = f"lock {_pinned(plugin)}" if fits else ""
@@ -152,7 +152,7 @@ def compile_for(
     devices: of a topology of the plugin's; the module runs in as many partitions.
     partitions: for each partition, its device; empty: `devices` in their own order.
     serialized: XLA's options as JAX would have them; empty: those of an export.
-    load: whether they are here, and XLA is to load what it makes.
+    load: whether they are here, so that XLA loads the result.
     Raises CannotCompile when XLA refuses the module or an option, and when this build of the plugin is not known.
     """
     from jaxlib import _jax
@@ -174,7 +174,7 @@ def compile_for(
 
 
 def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
-    """Return what JAX's compilation cache has in its keys of devices of a topology, by the names of parts."""
+    """Return the parts of JAX's cache keys that describe the devices of a topology, by name."""
     from jaxlib import _jax, xla_client
 
     client = devices[0].client

@@ -1,4 +1,4 @@
 """Bundles: exported artifacts and executables of a manifest in one file.
 
-What reads and what writes the format, on the standard library alone.
+The modules read and write the format with the standard library alone.
 """

@@ -1,8 +1,8 @@
-"""What a bundle was before executables of another jaxlib were added to it (`stagec add-jaxlib`).
+"""Restore the earlier states of a bundle, before `stagec add-jaxlib` added executables of another jaxlib.
 
-A bundle is a function of its index and its members. One with an addition has all members that were there before, and
-the index of before as one more (`base` in its own index). So the file of before can be written again byte for byte, and
-a signature of it is checked as ever.
+A bundle is a function of its index and its members. A bundle with an addition keeps all earlier members, and the
+earlier index as one more member (`base` in the new index). So stagec can write the earlier file again byte for byte,
+and check a signature of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stagec.core.telling.refusal import LoadError
 from stagec.core.trees.same import same
 
 MOST_ADDITIONS = 64
-"""Additions to one bundle, each to what the one before it made: the index of each is read."""
+"""The most additions to one bundle, one after the other: stagec reads the index of each."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Base:
     archive: Archive
 
     def members(self) -> dict[str, Content]:
-        """Return its members, from which its file is written again."""
+        """Return its members, to write its file again."""
         stored = {name: Stored(self.archive, name) for name in self.index["members"]}
         return {INDEX: self.encoded_index, **stored}
 
     def check(self) -> None:
-        """Write it again, and compare. Raises LoadError ("digest") where it is another file than the one added to."""
+        """Write it again, and compare. Raises LoadError ("digest") if it is not the file that the addition extended."""
         state = hashlib.sha256()
         for piece in pieces(self.members()):
             state.update(piece)
@@ -51,9 +51,9 @@ class Base:
 
 
 def bases(archive: Archive) -> list[Base]:
-    """Return what a bundle was before each addition, the latest first; empty where nothing was added.
+    """Return the state of a bundle before each addition, the latest first; empty if there is none.
 
-    Raises LoadError ("format", "digest") where an addition changed what was there, or took something away.
+    Raises LoadError ("format", "digest") if an addition changed or removed something.
     """
     earlier: list[Base] = []
     index: Mapping[str, Any] = archive.index
@@ -71,7 +71,7 @@ def bases(archive: Archive) -> list[Base]:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the key of the first thing that an addition may not change and did; "" where there is none."""
+    """Return the first key that an addition changed against the rules; "" if there is none."""
     kept = ("kind", "name", "version", "targets", "weights", "weights_files")
     functions, now = before["functions"], after["functions"]
     pairs = [(key, before.get(key), after.get(key)) for key in kept]

@@ -1,10 +1,10 @@
 """The container of a bundle: a stored zip of page-aligned members, whose `index.json` has the digest of every other.
 
-docs/bundle-format.md describes it. A bundle has one encoding (`encode`): all that a zip stores besides names, sizes,
-checksums and data is a constant, so a reader writes it again and compares. Standard library only.
+docs/bundle-format.md describes it. A bundle has one encoding (`encode`): besides names, sizes, checksums and data, a
+zip here stores only constants. So a reader writes it again and compares. Standard library only.
 
-Members are read with `pread` when they are asked for, checked, and handed out: the bytes that were checked are those
-that the caller gets, whatever happens to the file, and a file that is cut off is a refusal and not a SIGBUS.
+`pread` reads a member when a caller asks for it. The caller gets exactly the bytes that were checked, whatever happens
+to the file. A truncated file causes a refusal and not a SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stagec.core.data import strict_json
 from stagec.core.telling.refusal import LoadError
 
 FORMAT = 3
-"""Version of the bundle format, where it needs nothing of a later one.
+"""Version of the bundle format, if the bundle needs nothing of a later one.
 
 1 (November 2026): the first.
-2 (November 2026): members are page-aligned, and equal ones stored once; the index says what selection needs of each
-executable, and until when exports are readable.
+2 (November 2026): members are page-aligned, and equal ones stored once; the index has the facts that selection needs
+about each executable, and until when exports are readable.
 3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface;
 weights and golden arrays are members; zip64 where it is needed.
 4 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries
@@ -47,17 +47,17 @@ _FORMATS = (FORMAT, index.FORMAT_WITH_KEYS, index.FORMAT_WITH_FILES, index.FORMA
 INDEX = "index.json"
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
 Content: TypeAlias = bytes | memoryview | Pieces
-"""What a member holds: bytes, or what is read piece by piece when it is written."""
+"""The content of a member: bytes, or pieces that are read when the member is written."""
 PAGE = 4096
 """The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
 LARGEST_FILE = 2**48
-"""Bytes of a bundle (256 TiB): what no file system holds, and far from the end of 64 bits."""
+"""Bytes of a bundle (256 TiB): more than any file system holds, and far from the end of 64 bits."""
 LARGEST_INDEX = 2**24
-"""Bytes of the index (16 MiB): that of some 30,000 executables. docs/security.md says how long it takes to check."""
+"""Bytes of the index (16 MiB), enough for some 30,000 executables. docs/security.md says how long it takes to check."""
 MOST_MEMBERS = 2**16 - 2
 """The number of a zip's members has 16 bits, and the last value means zip64."""
 LONGEST_NAME = 255
-"""Characters of a name: what file systems take, so that every member can be written to a file of its name."""
+"""Characters of a name: the limit of file systems, so that every member can become a file of its name."""
 _FIRST = {*"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"}
 _LATER = {*_FIRST, *".+-"}
 """Characters of the parts of a name: the first of each, and those after it.
@@ -134,7 +134,7 @@ def _layout(members: Iterable[tuple[str, int, int]]) -> tuple[list[_Entry], byte
 
 
 def _local_header(entry: _Entry) -> bytes:
-    """Return what comes before the data of a member that has its place."""
+    """Return the bytes before the data of a placed member."""
     name = entry.name.encode("ascii")
     sizes, large_sizes = _narrow(entry.size, entry.size)
     version, extra = (_VERSION_ZIP64 if large_sizes else _VERSION), _zip64(large_sizes)
@@ -145,13 +145,13 @@ def _local_header(entry: _Entry) -> bytes:
 
 
 def _narrow(*values: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the values of 32-bit fields, and those of `values` that zip64 has elsewhere: all or none."""
+    """Return the values of 32-bit fields, and the values that zip64 stores elsewhere: all of `values` or none."""
     large = max(values) >= _ELSEWHERE
     return ((_ELSEWHERE,) * len(values), values) if large else (values, ())
 
 
 def _zip64(values: Sequence[int]) -> bytes:
-    """Return the extra field with large values; nothing where there are none."""
+    """Return the extra field with large values; nothing if there are none."""
     return struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
 
 
@@ -163,7 +163,7 @@ def encode(members: Mapping[str, Content]) -> bytes:
 def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
     """Return the parts of the zip of `members`, in their order: to be written one after the other.
 
-    Raises ValueError for a name that no member can have, and for more than LARGEST_FILE or MOST_MEMBERS; the iterator
+    Raises ValueError for an invalid name of a member, and for more than LARGEST_FILE or MOST_MEMBERS; the iterator
     raises it for a file that changed.
     """
     _check_names([*members])
@@ -198,17 +198,17 @@ def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
 
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
-    """Return the bytes of an index; it has one encoding."""
+    """Return the bytes of an index in its only encoding."""
     return (json.dumps(index, separators=(",", ":"), check_circular=False) + "\n").encode()
 
 
 def read_index(
     data: bytes, check: Callable[[Any], None], path: str, entries: Sequence[_Entry] | None = None
 ) -> dict[str, Any]:
-    """Read an index. check: raises ValueError for one of another kind. path: of the file that has it, for messages.
+    """Read an index. check: raises ValueError for one of another kind. path: of its file, for messages.
 
-    entries: the other members of the file, where how deep the index is nested is checked later, by parts. Raises
-    LoadError ("format").
+    entries: the other members of the file, if a later check of each part limits the nesting. Raises LoadError
+    ("format").
     """
     try:
         members = None if entries is None else [(entry.name, entry.size) for entry in entries]
@@ -227,7 +227,7 @@ def read_index(
 
 
 class Indexed(Protocol):
-    """A bundle, or what it was before an addition.
+    """A bundle, or its state before an addition.
 
     path: of the file. index: the content of its index; encoded_index: its bytes.
     """
@@ -251,7 +251,7 @@ class Indexed(Protocol):
 class Archive:
     """A bundle file whose structure and index were checked; a member is checked whenever it is read.
 
-    path: where it was read from. index: the content of `index.json`; encoded_index: its bytes.
+    path: of its file. index: the content of `index.json`; encoded_index: its bytes.
 
     The file stays open as long as this object is there. Threads may read members at the same time.
     """
@@ -266,14 +266,14 @@ class Archive:
     ) -> None:
         """Read and check the file at `path`, without the data of members.
 
-        data: the bytes, where they are known already; `path` is then what to call them in messages.
-        check: raises ValueError for an index of another kind; by default, for an index that is not a bundle's.
-        vouch: is given the index before anything parses it, and what returns the SHA-256 (hex) of the file that has
-            it. It raises LoadError where nobody vouches for the index. None: nobody is asked.
-        whole: False for a bundle of which little is read. The bytes before a member are then checked when that is read,
-            and a function's part of the index when `function` gives it.
-        Raises LoadError, naming the file and what is at fault: "not-found", "not-a-bundle", "format", "digest", and
-        what `vouch` raises.
+        data: the bytes, if they are known already; messages then call them `path`.
+        check: raises ValueError for an index of another kind; by default, for an index that is not a bundle's. vouch:
+        gets the index before anything parses it, and a function that returns the SHA-256 (hex) of the file with
+            it. It raises LoadError if nobody vouches for the index. None: nobody is asked.
+        whole: False to read only a little of the bundle. Reading a member then checks the bytes before it, and
+            `function` checks that function's part of the index.
+        Raises LoadError, naming the file and the fault: "not-found", "not-a-bundle", "format", "digest", and the errors
+        of `vouch`.
         """
         self.path = str(path)
         self._source: Source = File(self.path) if data is None else Memory(data)
@@ -289,14 +289,14 @@ class Archive:
         """Return the bytes of the member `name`, after comparing them with size and digest in the index.
 
         The index itself was checked when the file was opened, and has one encoding.
-        Raises LoadError when the bundle has no such member, or the bytes are not those.
+        Raises LoadError when the bundle has no such member, or its bytes differ.
         """
         if name == INDEX:
             return self.encoded_index
         return self._checked(name, self._source.read)
 
     def function(self, name: str) -> Mapping[str, Any]:
-        """Return what the index says of a function. Raises LoadError ("format"), KeyError."""
+        """Return the index's entry of a function. Raises LoadError ("format"), KeyError."""
         try:
             entry: Mapping[str, Any] = self.index["functions"][name]
             if name in self._unchecked:
@@ -308,7 +308,7 @@ class Archive:
         return entry
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the same of a member that has at most so many bytes: before they are read into memory.
+        """Return the bytes of a member like `[name]`, but check first that it has at most `most` bytes.
 
         Raises LoadError ("format") for more.
         """
@@ -320,7 +320,7 @@ class Archive:
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of the member `name` piece by piece: it may be larger than memory.
 
-        They are checked after the last, so that the caller throws away what he made of them when this raises LoadError.
+        The check follows the last piece: if it raises LoadError, the caller must discard everything made of the pieces.
         """
         entry, listed = self._entry(name)
         state, crc = hashlib.sha256(), 0
@@ -341,8 +341,8 @@ class Archive:
     def map(self, name: str) -> memoryview:
         """Return the bytes of the member `name`, checked like those of `[name]`, but mapped and not copied.
 
-        For weights. The pages are read again from the file when memory is short: nobody may write into the file while
-        it is mapped (replacing it by renaming is fine, and what stagec itself does).
+        For weights. When memory is short, the kernel reads the pages from the file again: nobody may write into the
+        file while it is mapped (replacing it by renaming is fine, and what stagec itself does).
         """
         return self._checked(name, self._source.map)
 
@@ -380,7 +380,7 @@ class Archive:
             raise LoadError("digest", f"{self.path}: {entry.name} does not have the CRC-32 that the zip lists")
 
     def _decode(self) -> list[_Entry]:
-        """Return the members in their order, after comparing all that is between their data with `encode`'s."""
+        """Return the members in their order, after comparing everything between their data with `encode`'s."""
         read, size = self._source.read, self._source.size
         if size > LARGEST_FILE:
             raise self._not_a_bundle(f"its {size:,} bytes are over the limit of {LARGEST_FILE:,}")
@@ -471,7 +471,7 @@ class Archive:
 
 
 class Stored(Pieces):
-    """A member of an archive that goes into another one: digest and CRC-32 are those that the archive says."""
+    """A member of an archive that goes into another one, with the archive's digest and CRC-32."""
 
     def __init__(self, archive: Archive, name: str) -> None:
         entry, listed = archive._entry(name)
@@ -484,21 +484,21 @@ class Stored(Pieces):
 
 
 def _writer(index: dict[str, Any]) -> str:
-    """Return who wrote a bundle of a format that is not known, as far as it says so."""
+    """Return the version that wrote a bundle of an unknown format, if the bundle names it."""
     versions = index.get("versions")
     version = versions.get("stagec") if isinstance(versions, dict) else None
     return f"; stagec {strict_json.shown(version)} wrote it, and this is {VERSION}" if isinstance(version, str) else ""
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise ValueError where they cannot be those of all members of a bundle."""
+    """Raise ValueError if they cannot be those of all members of a bundle."""
     if not _are_names(names):
         name = next(name for name in names if not _are_names([name]))
         raise ValueError(f"{name[:LONGEST_NAME]!r} is not a name for a member")
     if len({*names}) < len(names):
         raise ValueError(f"{Counter(names).most_common(1)[0][0]} appears twice")
     folders = sorted(f"{name}/" for name in names) if "/" in "".join(names) else ()
-    # What is below a folder comes right after it.
+    # The names below a folder come right after it.
     for folder, other in itertools.pairwise(folders):
         if other.startswith(folder):
             raise ValueError(f"{folder[:-1]} is a member, and the folder of {other[:-1]}")

@@ -2,8 +2,8 @@
 
 An envelope (https://github.com/secure-systems-lab/dsse, protocol.md and envelope.md) has the statement and any number
 of signatures; the statement (https://github.com/in-toto/attestation, spec/v1/statement.md) has the digests of the
-bundle and of each member. An envelope may also be that of a bundle of Sigstore's, which has one, around a statement of
-OpenSSF's Model Signing (`bundle/model_signing.py`).
+bundle and of each member. An envelope may also come from a Sigstore bundle, around a statement of OpenSSF's Model
+Signing (`bundle/model_signing.py`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
-"""What a statement says of its subjects: how they were built. A signature of anything else does not speak for them."""
+"""The type of a statement about how its subjects were built. Signatures of other types do not count."""
 BUILD_TYPE = "urn:stagec:build:bazel:1"
-"""What the parameters of the predicate mean: docs/build-type.md. 1 (November 2026): the first."""
+"""The meaning of the predicate's parameters: docs/build-type.md. 1 (November 2026): the first."""
 ADDITION_TYPE = "urn:stagec:build:add-jaxlib:1"
-"""The same of a bundle that `stagec add-jaxlib` made of another."""
+"""The same for a bundle that `stagec add-jaxlib` made from another."""
 SUFFIX = ".dsse.json"
 """An envelope lies beside its bundle: `models.aot` and `models.aot.dsse.json`."""
 
 MOST_ENVELOPES = 32
-"""Envelopes of one bundle that are looked for."""
+"""The most envelopes of one bundle that stagec looks for."""
 _STATEMENT = json_shapes.shape(
     {
         "_type": STATEMENT_TYPE,
@@ -57,7 +57,7 @@ _STATEMENT = json_shapes.shape(
 
 
 class Statement(NamedTuple):
-    """What was signed: the bundle and its members by their digests, and how they were built.
+    """A signed statement: the bundle and its members by their digests, and how they were built.
 
     name, version: of the bundle. subjects: `<bundle>.aot` and `<bundle>.aot/<member>` -> SHA-256 (hex).
     """
@@ -68,7 +68,7 @@ class Statement(NamedTuple):
 
     @staticmethod
     def read(payload: bytes, path: str | Path) -> Statement | SignedModel:
-        """Read a statement, in the file at `path`. Raises LoadError ("signature") for any that stagec does not write.
+        """Read a statement, in the file at `path`. Raises LoadError ("signature") if it is not stagec's.
 
         The same key may have signed other statements of the same subjects, a failed test for example: they vouch for
         nothing.
@@ -89,9 +89,9 @@ class Statement(NamedTuple):
         return Statement(parameters["name"], parameters["version"], subjects)
 
     def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path, bundle: str | Path) -> None:
-        """Check that the bytes of a bundle's index are what was signed, before anything parses them.
+        """Check that the bytes of a bundle's index were signed, before anything parses them.
 
-        whole: returns the SHA-256 (hex) of the bundle's file. path: what to call the envelope. bundle: path of the
+        whole: returns the SHA-256 (hex) of the bundle's file. path: the envelope's, for messages. bundle: path of the
         bundle's file, which may have been renamed. Raises LoadError ("signature").
         """
         wanted = self.subjects.get(f"{self.name}.aot/{INDEX}")
@@ -101,8 +101,8 @@ class Statement(NamedTuple):
     def check(self, archive: Indexed, path: str | Path, digest: str | None = None) -> None:
         """Check that the subjects are the bundle and exactly its members.
 
-        path: what to call the envelope. digest: SHA-256 (hex) of the bundle's file; None where those of the members,
-        which the file is made of, are enough. Raises LoadError ("signature").
+        path: the envelope's, for messages. digest: SHA-256 (hex) of the bundle's file; None if the digests of its
+        members are enough. Raises LoadError ("signature").
         """
         name, wanted = bundle_name(archive), subjects(archive)
         wanted[name] = digest or self.subjects.get(name, "")
@@ -118,12 +118,12 @@ class Statement(NamedTuple):
 
 
 class Vouching:
-    """What vouches for a bundle: envelopes that enough of the trusted keys signed.
+    """The evidence for a bundle: envelopes that enough of the trusted keys signed.
 
-    Builders who made the same bundle have a statement each, and so an envelope. An envelope that is about another
-    bundle, or is not one, counts for nothing, and takes nothing from those beside it: anybody may have put it there.
-    keys: by keyid. threshold: how many must have signed. signed: keyids of those that signed an envelope, once it was
-    asked. paths: of the envelopes.
+    Each builder of the same bundle has a statement, and so an envelope. An envelope for another bundle, or a damaged
+    one, counts for nothing and does not harm the others: anybody may have put it there.
+    keys: by keyid. threshold: how many must have signed. signed: keyids of the keys that signed an envelope, after the
+    check. paths: of the envelopes.
     """
 
     signed: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class Vouching:
     def __call__(self, index: bytes, whole: Callable[[], str]) -> None:
         """Check that the bytes of a bundle's index were signed; `whole` returns the digest of its file.
 
-        What none of the keys signed is not looked at. Raises LoadError ("signature").
+        It ignores an envelope that none of the keys signed. Raises LoadError ("signature").
         """
         signers: set[str] = set()
         for path in self.paths:
@@ -180,7 +180,7 @@ class Vouching:
         self._count()
 
     def _count(self) -> None:
-        """Check that enough keys signed what is about this bundle."""
+        """Check that enough keys signed statements about this bundle."""
         right = {name for _, signed in self._counted.values() for name in signed}
         if len(right) >= self.threshold:
             self.signed = tuple(name for name in self.keys if name in right)
@@ -203,7 +203,7 @@ def envelopes_of(bundle: str | Path, given: Sequence[str | Path] = ()) -> list[s
 
 
 def numbered(stem: str, suffix: str) -> Iterator[str]:
-    """Yield what files of one kind are called: `models.aot.dsse.json`, then `models.aot.2.dsse.json`, and so on."""
+    """Yield the names of files of one kind: `models.aot.dsse.json`, then `models.aot.2.dsse.json`, and so on."""
     yield f"{stem}{suffix}"
     yield from (f"{stem}.{number}{suffix}" for number in range(2, MOST_ENVELOPES + 1))
 
@@ -215,14 +215,14 @@ def open_signed(
     signature: str | Path | Sequence[str | Path] | None = None,
     whole: bool = True,
 ) -> Archive:
-    """Open a bundle that enough of `keys` signed. Before that is known, only the places of its members are read.
+    """Open a bundle that enough of `keys` signed. Before the check, it reads only the places of the members.
 
-    The signed statement has the digest of the index and of every member. So the archive hands out only what was signed:
-    it compares each member with the digest in the index.
+    The signed statement has the digest of the index and of every member. So the archive hands out only signed bytes: it
+    compares each member with the digest in the index.
     keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`. whole: as
     for `Archive`.
-    Raises LoadError: "signature" when a signature is missing, is not right or is of other content; "key" when a key
-    cannot be read; "cryptography" when that package is not installed; and what `Archive` raises.
+    Raises LoadError: "signature" when a signature is missing, wrong or for other content; "key" when a key cannot be
+    read; "cryptography" when that package is not installed; and the errors of `Archive`.
     """
     given = (signature,) if isinstance(signature, str | Path) else signature or ()
     vouching = Vouching(path, keys, threshold, given)
@@ -239,7 +239,7 @@ def signed_by(envelope: Envelope, keys: Mapping[str, PublicKey]) -> list[str]:
 
 
 def subjects(archive: Indexed) -> dict[str, str]:
-    """Return what a statement of the bundle must name, all but the bundle itself: name -> SHA-256.
+    """Return the subjects that a statement of the bundle must name besides the bundle: name -> SHA-256.
 
     Its members are `<bundle>/<member>`; files of weights beside it have their names in the index.
     """
@@ -250,5 +250,5 @@ def subjects(archive: Indexed) -> dict[str, str]:
 
 
 def bundle_name(archive: Indexed) -> str:
-    """Return what a statement calls the bundle; its file may have been renamed since."""
+    """Return the name of the bundle in a statement; its file may have been renamed since."""
     return f"{archive.index['name']}.aot"

@@ -1,4 +1,4 @@
-"""Bound arguments: which array of a file of weights each leaf of them is."""
+"""Bound arguments: match each leaf to an array of a file of weights."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class _Array(Protocol):
 
 
 Array = TypeVar("Array", bound=_Array)
-"""What is known of an array of a file: its aval, and where its bytes are."""
+"""An array of a file: its aval, and where its bytes are."""
 
 
 class Bindings(Generic[Array]):
     """The weights of a bundle, gathered function by function.
 
-    tensors: those that are used, by the name that the index has for them: `FILE:TENSOR`.
+    tensors: the bound arrays, by their names in the index: `FILE:TENSOR`.
     """
 
     def __init__(self, files: Mapping[str, Mapping[str, Array]]) -> None:
@@ -37,9 +37,9 @@ class Bindings(Generic[Array]):
         self._claimed: dict[tuple[str, str], tuple[FunctionSpec, str]] = {}
 
     def of(self, spec: FunctionSpec, description: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what the index says of the bound arguments of a function: which weight each leaf is.
+        """Return the index's entry for the bound arguments of a function: the weight of each leaf.
 
-        description: of the exported artifact, which says where the arguments are. What is wrong is kept for `check`.
+        description: of the exported artifact; it says where the arguments are. Faults are kept for `check`.
         """
         places = description["bound"]
         bound: list[dict[str, Any]] = []
@@ -54,9 +54,9 @@ class Bindings(Generic[Array]):
         return sorted(bound, key=lambda entry: entry["leaf"])
 
     def check(self, only_used: bool = True) -> None:
-        """Raise StagecError with all that was wrong.
+        """Raise StagecError with all faults.
 
-        only_used: whether arrays that nothing is bound to are wrong: not where one function of several is looked at.
+        only_used: whether unbound arrays are faults; False to look at one function of several.
         """
         for (file, prefix), (spec, argument) in self._claimed.items() if only_used else ():
             names = [name for name in self._files[file] if name.startswith(prefix)]
@@ -103,7 +103,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _leaves(in_tree: Tree, place: str) -> dict[str, int]:
-    """Return the name of each leaf of the argument at `place`, and its number among all; one that is an array is ""."""
+    """Return the name of each leaf of the argument at `place`, and its number among all; an array is named ""."""
     first = 0
     for top, which in zip(in_tree.children, ("args", "kwargs"), strict=True):
         for key, argument in zip(top.child_names(), top.children, strict=True):

@@ -32,9 +32,9 @@ _DESCRIPTION = json_shapes.shape(
 def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
     """Return how a signature of a bundle is called. artifact: its name in the index.
 
-    names: whether the description of the exported artifact is read, where the bundle has it: it has the names of
+    names: whether to read the description of the exported artifact, if the bundle has it: it has the names of
         parameters, and says which arguments are donated.
-    Raises LoadError ("digest", "format") or ValueError where that is damaged.
+    Raises LoadError ("digest", "format") or ValueError if that is damaged.
     """
     entry = archive.function(artifact)
     described = _described(archive, artifact) if names else {}
@@ -50,23 +50,23 @@ def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
 
 
 def constants_of(archive: Archive, artifact: str) -> list[dict[str, Any]]:
-    """Return the large constants of an exported artifact: "name", "aval" and "bytes" of each; none where nothing says.
+    """Return the large constants of an exported artifact: "name", "aval" and "bytes" of each; none if nothing says.
 
-    Raises what `call_of` raises.
+    Raises the errors of `call_of`.
     """
     described = _described(archive, artifact)
     return list(described.get("constants", ()))
 
 
 def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[str] = ()) -> Call:
-    """Return how a function is called, of what `Exported.interface` returns, or an index has of it."""
+    """Return how to call a function, from the result of `Exported.interface` or from an index."""
     in_tree, out_tree = (Tree.from_json(interface[key]) for key in ("in_tree", "out_tree"))
     in_avals, out_avals = ([parse_aval(aval) for aval in interface[key]] for key in ("in_avals", "out_avals"))
     return Call(name, in_tree, in_avals, out_tree, out_avals, parameters)
 
 
 def _described(archive: Archive, artifact: str) -> Mapping[str, Any]:
-    """Return what lies beside an exported artifact."""
+    """Return the description beside an exported artifact."""
     entry = archive.function(artifact)
     if "description" not in entry:
         return {}

@@ -1,8 +1,8 @@
 """A bundle as a container image, the same bytes everywhere, which container runtimes mount and `FROM` takes.
 
 Formats: https://github.com/opencontainers/image-spec (config.md, image-index.md). Each file is a layer
-(`bundle/layers.py`). Where targets are for several architectures there is an image for each, with the same layers. With
-a server it is one image, on another one that has Python.
+(`bundle/layers.py`). If targets are for several architectures, each has an image with the same layers. With a server
+there is one image, on a base image with Python.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from stagec.core.trees import json_shapes
 CONTAINER = "application/vnd.oci.image.config.v1+json"
 """Type of a container image's config."""
 ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
-"""What images call an architecture, by what targets call it."""
+"""The name of an architecture in images, by its name in targets."""
 PORT = 8080
 LISTEN = ["--host", "0.0.0.0", "--port", str(PORT)]
 """Arguments with which `stagec serve` listens in a container."""
 COMMAND = ["python3", "-m", "stagec", "serve"]
 NOBODY = 65534
-"""Number of the user that a server runs as."""
+"""The number of the user who runs a server."""
 _LARGEST = 2**22
 """Bytes of an index, a manifest and a config."""
 _EPOCH = "1970-01-01T00:00:00Z"
 _BASE = json_shapes.shape({"config": layout.DESCRIPTOR, "layers": [layout.DESCRIPTOR], ...: object})
-"""Shape of a manifest of somebody else's, which need not say what it is."""
+"""Shape of a foreign manifest, which need not name its type."""
 _BASE_CONFIG = json_shapes.shape(
     {
         "architecture": str,
@@ -47,7 +47,7 @@ _BASE_CONFIG = json_shapes.shape(
 
 
 class Base(NamedTuple):
-    """An image that others are made from. config: its config; layers: descriptors; folder: the layout that has it."""
+    """An image to build others on. config: its config; layers: descriptors; folder: the layout that has it."""
 
     config: dict[str, Any]
     layers: list[Descriptor]
@@ -68,7 +68,7 @@ class Base(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What an image has besides a bundle, to serve it.
+    """The parts of an image that serve its bundle.
 
     base: the image with Python. packages: the layer with stagec and its extra `serve`.
     """
@@ -87,8 +87,8 @@ def of_bundle(
 ) -> Layout:
     """Return the layout of a bundle as a container image, or an index of one for each architecture.
 
-    The others are as for `layout.of_bundle`. server: what serves the bundle; None: nothing. Raises ValueError where
-    weights are missing, and StagecError where a file has another digest.
+    The others are as for `layout.of_bundle`. server: the parts that serve the bundle; None: none. Raises ValueError if
+    weights are missing, and StagecError if a file has another digest.
     """
     blobs: Blobs = {}
     files = layout.files_of(bundle, archive, weights)
@@ -141,7 +141,7 @@ def _image(
 
 
 def _served(blobs: Blobs, server: Server, name: str) -> tuple[dict[str, Any], list[Descriptor]]:
-    """Add what is below the bundle in an image that serves it; return the config without the bundle, and the layers.
+    """Add the layers below the bundle in an image that serves it; return the config without the bundle, and the layers.
 
     name: of the bundle's file.
     """

@@ -1,4 +1,4 @@
-"""What is known of one executable: written beside it as JSON, and read when it is loaded. Standard library only."""
+"""The description of one executable: JSON beside it, which the loader reads. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stagec.core.trees.tree import Tree
 
 Scalar: TypeAlias = str | bool | int | float
 FORMAT = 2
-"""Version of the JSON form, where it needs nothing of a later one.
+"""Version of the JSON form, if it needs nothing of a later one.
 
 1 (November 2026): the first.
 2 (November 2026): `analysis` counts loops as often as they turn, has the bytes that devices send and the time of links,
-and says what is not known.
+and lists unknown facts.
 3 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries. All are read.
 """
 FORMAT_WITH_KEYS = 3
@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
     name: as in the manifest.
     platform: "cpu", "cuda" or "tpu".
-    device_kind: what the code is made for: LLVM's name of the CPU ("haswell"), or the device's ("TPU v5 lite").
+    device_kind: the hardware of the code: LLVM's name of the CPU ("haswell"), or the device's ("TPU v5 lite").
     requires: flags of /proc/cpuinfo without which the code must not run, sorted; empty for other platforms.
     compiler_options: XLA flags of the target, without dashes.
     settings: the other fields of the target, as in the manifest: isa, architecture and parallelism of a CPU, topology
@@ -53,7 +53,7 @@ class Target(NamedTuple):
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Target:
-        """Read what `to_plain` wrote. Raises KeyError where a field is missing."""
+        """Read what `to_plain` wrote. Raises KeyError if a field is missing."""
         fixed = {name: data[name] for name in Target._fields if name != "settings"}
         settings = {name: value for name, value in data.items() if name not in fixed}
         return Target(**{**fixed, "requires": tuple(fixed["requires"])}, settings=settings)
@@ -71,9 +71,9 @@ class DeviceAssignment(NamedTuple):
     """Which device runs which partition of a program for several devices, as it was compiled.
 
     The number of a partition, its logical id, is its position in the mesh, counted row by row: the last axis runs
-    fastest. Where a target has several slices, each has as many logical ids, one slice after the other.
+    fastest. If a target has several slices, each has as many logical ids, one slice after the other.
 
-    axis_names, axis_sizes: of the mesh; empty where the program declares none.
+    axis_names, axis_sizes: of the mesh; empty if the program declares none.
     device_ids: for each logical id the device, in XLA's numbers for the target's topology.
     coords: for each logical id where its device is: x, y and z of the chip in its slice, and the core on the chip.
         TPUs only; empty for others.
@@ -91,7 +91,7 @@ class DeviceAssignment(NamedTuple):
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> DeviceAssignment:
-        """Read what `to_plain` wrote. Raises KeyError or ValueError where it is something else."""
+        """Read what `to_plain` wrote. Raises KeyError or ValueError if it is something else."""
         values = {name: tuple(data[name]) for name in DeviceAssignment._fields}
         return DeviceAssignment(**{**values, "coords": tuple(tuple(map(int, c.split(","))) for c in values["coords"])})
 
@@ -99,29 +99,29 @@ class DeviceAssignment(NamedTuple):
 class Description(NamedTuple):
     """One executable: what it computes, how to call it, what it needs, what it costs.
 
-    manifest: path of the manifest, relative to the workspace; function: its name there; variant: which combination of
-        its static arguments, "" where there is one.
+    manifest: path of the manifest, relative to the workspace; function: its name there; variant: the name of the
+        combination of its static arguments, "" if there is only one.
     target: the hardware it is for.
     bucket: the size of each dimension variable; empty when the function has none.
     in_tree: structure of `(args, kwargs)`; out_tree: of the result.
     in_avals, out_avals: flat and static, in the order of the trees' leaves.
     nr_devices: on how many devices of the platform it runs; the executable itself knows how arrays are split.
-    device_assignment: which of the target's devices runs which partition; None where there is one device.
-    kept_var_idx: sorted indices of the `in_avals` that the executable takes; the others are not passed.
-    donated: for each of `in_avals`, whether its buffer is consumed by the call.
+    device_assignment: the target's device for each partition; None if there is one device.
+    kept_var_idx: sorted indices of the `in_avals` that the executable takes; callers do not pass the others.
+    donated: for each of `in_avals`, whether the call consumes its buffer.
     custom_calls: name of each custom call in the optimized program -> who provides it ("guaranteed", "same toolchain",
         "unknown"; stagec/pjrt/custom_calls.py).
-    cost_analysis, memory_analysis: what XLA counts (operations, bytes), by XLA's name with underscores.
-    analysis: what it takes on one device, as `backends.analysis.analyze` says: bytes by use, "flops", "bytes_accessed",
-        "collectives" by kind and "roofline"; "unknown" where it is not known, and why under that name. XLA's own
-        counts, of each loop once, are in `cost_analysis`.
+    cost_analysis, memory_analysis: XLA's counts (operations, bytes), by XLA's name with underscores.
+    analysis: its costs on one device, from `backends.analysis.analyze`: bytes by use, "flops", "bytes_accessed",
+        "collectives" by kind and "roofline"; "unknown" for an unknown value, with reasons under the key "unknown".
+        XLA's own counts, with each loop once, are in `cost_analysis`.
     versions: "jaxlib" and "stagec" that made the executable.
     abi: "parameters" and "results" as a program without Python passes them, in order (stages/abi.py,
         docs/without-python.md).
     exported_sha256, stablehlo_sha256, executable_sha256: hex digests of the exported artifact, of the StableHLO module
         made of it for this target and bucket, and of the executable.
     executable_bytes: size of the executable.
-    components: what it was made from: name -> {"value", "sha256"} (stagec/core/builds/components.py).
+    components: the inputs of its build: name -> {"value", "sha256"} (stagec/core/builds/components.py).
     """
 
     manifest: str
@@ -151,19 +151,19 @@ class Description(NamedTuple):
 
     @property
     def artifact(self) -> str:
-        """What the artifacts of this signature are called: the function's name, and `-VARIANT` where it has one."""
+        """The name of this signature's artifacts: the function's name, and `-VARIANT` if it has one."""
         return naming.artifact(self.function, self.variant)
 
     @property
     def memory_kinds(self) -> dict[int, str]:
-        """The memory of each parameter, by number, that lies in another one than the device's own."""
+        """The memory of each parameter outside the device's own memory, by the parameter's number."""
         rows = enumerate(self.abi["parameters"])
         return {number: row["memory_kind"] for number, row in rows if "memory_kind" in row}
 
     def to_json(self) -> str:
         """Return the JSON form, with a newline at the end: keys in the order of the fields.
 
-        It is indented: two are compared line by line, by `reproduce` and by people.
+        It is indented, because `reproduce` and people compare two descriptions line by line.
         """
         values = self._asdict()
         values["target"] = self.target.to_plain()
@@ -177,7 +177,7 @@ class Description(NamedTuple):
     def from_json(text: str | bytes) -> Description:
         """Read what `to_json` wrote.
 
-        Raises ValueError, naming the key at fault, when it is something else or of another format version.
+        Raises ValueError, naming the key at fault, when it is something else or has another format version.
         """
         data = strict_json.parse(text, LARGEST)
         if not isinstance(data, dict) or data.get("kind") != "executable":
@@ -201,7 +201,7 @@ class Description(NamedTuple):
         return description
 
     def _check(self) -> None:
-        """Raise ValueError where fields do not belong together."""
+        """Raise ValueError if fields do not belong together."""
         count = len(self.in_avals)
         if self.in_tree.num_leaves != count or self.out_tree.num_leaves != len(self.out_avals):
             raise ValueError("trees and avals do not agree")
@@ -216,7 +216,7 @@ class Description(NamedTuple):
 
 
 def _counted_anew(analysis: object) -> object:
-    """Return the analysis of a description of format 1 in today's form: what counted loops once is not known."""
+    """Return the analysis of a format 1 description in today's form: counts with each loop once become unknown."""
     if not isinstance(analysis, dict) or not isinstance(analysis.get("collectives"), dict):
         return analysis
     lost = dict.fromkeys(("flops", "bytes_accessed", "roofline"), "unknown")

@@ -1,6 +1,6 @@
 """DSSE envelopes (https://github.com/secure-systems-lab/dsse, protocol.md and envelope.md): a statement and signatures.
 
-Bundles of Sigstore's have such an envelope, and are read as that.
+A Sigstore bundle contains an envelope, so `Envelope.read` reads it too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_SIGNATURES = 32
 LARGEST = 64 << 20
 """Bytes of an envelope that are read: its statement names as many members as a bundle may have."""
 _MOST_VALUES = 1000
-"""JSON values of an envelope: a few, and three for each signature; the statement is one text."""
+"""JSON values of an envelope: a few, and three for each signature; the statement is one string."""
 
 _ENVELOPE = json_shapes.shape(
     {"payloadType": PAYLOAD_TYPE, "payload": str, "signatures": [{"sig": str, "keyid?": str, ...: object}], ...: object}
@@ -31,7 +31,8 @@ _ENVELOPE = json_shapes.shape(
 class Envelope:
     """A statement and its signatures, none of which is checked yet.
 
-    payload: the bytes of the statement. signatures: (keyid, signature); the keyid is a hint and trusted for nothing.
+    payload: the bytes of the statement. signatures: (keyid, signature); the keyid is only a hint, and nothing trusts
+    it.
     """
 
     payload: bytes

@@ -1,8 +1,8 @@
-"""Which releases read an exported artifact: JAX promises it of those of the six months after the one that exported it.
+"""Which releases read an exported artifact: JAX promises this for releases within six months of the exporting one.
 
 https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees: a JAX that is released within six months
-reads it. One that is released later may refuse it, as jax 0.11.1 and newer do; the JAX that wrote it always reads it.
-So what counts is the day of the release that reads. The day on which it reads changes nothing.
+reads it. A later release may refuse it, as jax 0.11.1 and newer do; the JAX that wrote it always reads it. So only the
+release day of the reading JAX counts, and not the day of the reading.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELEASED: Mapping[str, str] = {
     "0.12.0": "2026-10-16",
     "0.12.0.1": "2026-10-20",
 }
-"""The day of each release of jax and jaxlib that stagec works with: that of the files in the wheels on PyPI.
+"""The day of each release of jax and jaxlib that stagec works with, from the files in the wheels on PyPI.
 
 `tools/known_builds.py add` writes the row of a new release.
 """
@@ -34,10 +34,10 @@ def released(version: str) -> datetime.date | None:
 
 
 def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | None, str]:
-    """Return whether JAX promises that a jaxlib reads an exported artifact, and a sentence where that is not so.
+    """Return whether JAX promises that a jaxlib reads an exported artifact, and a sentence if not.
 
-    The first is None where stagec does not know the day of that jaxlib. jaxlib: version of what reads. until: the last
-    day (YYYY-MM-DD) of the releases that read it; UNKNOWN: any does. made_with: version of what wrote it, which always
+    The first is None if stagec does not know the day of that jaxlib. jaxlib: the reading version. until: the last day
+    (YYYY-MM-DD) of the releases that read it; UNKNOWN: any does. made_with: the version that wrote it, which always
     reads it.
     """
     if until == UNKNOWN or made_with == jaxlib:
@@ -50,9 +50,9 @@ def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | Non
 
 
 def readable_until(jax: str | None) -> str:
-    """Return the last day (YYYY-MM-DD) of the releases of JAX that read what the version `jax` exported.
+    """Return the last day (YYYY-MM-DD) of the releases of JAX that read the exports of the version `jax`.
 
-    UNKNOWN for a version that is not in `RELEASED`, and for None: an artifact that was not made by JAX.
+    UNKNOWN for a version that is not in `RELEASED`, and for None, an artifact that JAX did not make.
     """
     start = released(jax or "")
     if start is None:

@@ -1,7 +1,7 @@
-"""Files of weights that lie beside a bundle: what it says of them, and how they are found, checked and read.
+"""Files of weights beside a bundle: find, check and read them.
 
-The index has name, size and SHA-256 of each, and where its arrays start. So a bundle is written without a byte of them,
-from what `describe` made of each file once. Standard library only.
+The index has name, size and SHA-256 of each, and where its arrays start. So a build writes a bundle without reading
+their arrays: it needs only the result of `describe` for each file. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 
 Check: TypeAlias = Literal["load", "use", "never"]
-"""When the digest of a file is compared: before anything else, before its first array is used, or not at all."""
+"""When to compare the digest of a file: before anything else, before the first use of an array, or never."""
 ALIGNMENT = 64
-"""A CPU uses an array where it is, if its place in memory is a multiple of so many bytes."""
+"""A CPU uses an array without a copy, if its address is a multiple of this many bytes."""
 _COPIED_IN_SILENCE = 64 << 20
-"""Bytes of a file that may be copied without a word."""
+"""Bytes of a file that may be copied without a warning."""
 _LARGEST = 2**28
 """Bytes of a description (256 MiB): more than the largest header of a safetensors file takes."""
 _DESCRIPTION = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int, "arrays": {...: index.PLACE}})
@@ -39,7 +39,7 @@ class Outside(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a bundle needs to know of a file. sha256: hex digest; size: bytes; arrays: by name."""
+    """The facts about a file that a bundle needs. sha256: hex digest; size: bytes; arrays: by name."""
 
     sha256: str
     size: int
@@ -72,7 +72,7 @@ def describe(path: str | Path) -> dict[str, Any]:
 class Files:
     """The files of weights of one bundle, in the folder where they are deployed.
 
-    names: as the index has them, which are paths below the folder.
+    names: those of the index, which are paths below the folder.
     """
 
     def __init__(self, archive_path: str, index: Mapping[str, Any], folder: str | Path | None, check: Check) -> None:
@@ -99,9 +99,9 @@ class Files:
 
     @staticmethod
     def of_one(path: str, file: RegularFile, sha256: str, weights: Mapping[str, Mapping[str, Any]]) -> Files:
-        """Return one file that is open and has this digest, whose name is `path`.
+        """Return one open file with this digest and the name `path`.
 
-        weights: its arrays, as in an index. Where they are read, and not mapped, the digest is compared again.
+        weights: its arrays, as in an index. Reading them, instead of mapping, compares the digest again.
         """
         files = Files(
             path, {"weights_files": {path: {"sha256": sha256, "bytes": file.size}}, "weights": weights}, "", "use"
@@ -116,11 +116,11 @@ class Files:
         return list(self._listed)
 
     def path(self, name: str) -> Path:
-        """Return where a file is looked for."""
+        """Return the path where a file should be."""
         return self._folder / name
 
     def open(self) -> None:
-        """Open all files and compare their sizes, and their digests where they are checked at "load".
+        """Open all files and compare their sizes, and their digests if `check` is "load".
 
         Raises LoadError ("weights") with what is wrong with any of them.
         """
@@ -144,8 +144,8 @@ class Files:
     def array(self, name: str, start: int, size: int, mapped: bool) -> memoryview:
         """Return the bytes of an array of a file, checked as this object was asked to.
 
-        mapped: whether they are mapped, and not read into memory. An array at a place that no CPU can use is read: a
-        CPU would copy it, and the mapping stay beside the copy.
+        mapped: whether to map them instead of reading them. A misaligned array is read all the same: a CPU would copy
+        it, and keep the mapping beside the copy.
         Raises LoadError ("weights").
         """
         with self._lock:
@@ -160,7 +160,7 @@ class Files:
             raise self._refusal([fault])
         file = self._opened[name]
         if not mapped and self._check != "never":
-            # What was checked is what is used: all is read and checked now, whatever was checked before.
+            # Read and check everything now, whatever was checked before, so that only checked bytes are used.
             if name not in self._copied:
                 self._copied[name] = self._copies(name, file)
             return self._copied[name][start, size]
@@ -178,7 +178,7 @@ class Files:
         return self._mapped[name][start : start + size]
 
     def _tell_of_copies(self, name: str) -> None:
-        """Warn once of a file of which much is copied: each process has a copy of its own then."""
+        """Warn once if much of a file is copied, because then each process has its own copy."""
         sizes = [size for start, size in self._arrays[name] if start % ALIGNMENT]
         if name in self._told or sum(sizes) <= _COPIED_IN_SILENCE:
             return
@@ -196,7 +196,7 @@ class Files:
         )
 
     def _copies(self, name: str, file: RegularFile) -> Mapping[tuple[int, int], memoryview]:
-        """Read a file once, piece by piece, and keep its arrays alone; each where a CPU can use it."""
+        """Read a file once, piece by piece, and keep only its arrays, each at an address that a CPU can use."""
         places, at = {}, 0
         for start, size in sorted(self._arrays[name]):
             places[start, size] = at

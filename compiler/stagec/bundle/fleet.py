@@ -24,12 +24,12 @@ def release(requirement: str, key: str) -> str:
 def serves(
     index: Mapping[str, Any], jaxlibs: Sequence[str], functions: Sequence[str] = (), targets: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return for each jaxlib, function and target whether there are executables: for all sizes that there are any for.
+    """Return for each jaxlib, function and target whether there are executables for all sizes of the function.
 
     index: of a bundle. functions, targets: names, none: all. Of a row: "jaxlib", "function" (as in the index),
-    "target", "ok", "executables" and "missing" (sizes, as a person reads them), and "exported", which says what becomes
-    of a call without an executable. A function without any executable, of target "", is served where its exported
-    artifact may be read. Raises StagecError for a name that is not there.
+    "target", "ok", "executables" and "missing" (sizes, as a person reads them), and "exported": the fate of a call
+    without an executable. A function without any executable, of target "", is served if its exported artifact may be
+    read. Raises StagecError for an unknown name.
     """
     for what, names, known in (("function", functions, index["functions"]), ("target", targets, index["targets"])):
         for name in names:
@@ -71,7 +71,7 @@ def by_jaxlib(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what rows of one jaxlib come to, for a person."""
+    """Sum up the rows of one jaxlib, for a person."""
     missing = [row for row in rows if not row["ok"]]
     if not missing:
         count = sum(row["executables"] for row in rows)

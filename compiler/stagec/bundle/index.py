@@ -1,7 +1,7 @@
-"""The index of a bundle: what `index.json` says, checked key by key. docs/bundle-format.md describes every key.
+"""The index of a bundle: check `index.json` key by key. docs/bundle-format.md describes every key.
 
-It is enough to choose an executable: no description of one has to be opened. A check takes time by the length of the
-index: what would take more, symbolic dimensions, has limits. Standard library only.
+The index alone is enough to choose an executable, without opening a description. The time of a check is proportional to
+the length of the index; symbolic dimensions would take more, and have limits. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 
 FORMAT_WITH_KEYS = 4
-"""Version of the bundle format since which trees may be other than plain; that of bundles with such trees."""
+"""The first version of the bundle format with trees that are not plain; bundles with such trees have it."""
 FORMAT_WITH_FILES = 5
-"""Version of the bundle format since which weights may lie beside the bundle; that of bundles with such weights."""
+"""The first version of the bundle format with weights beside the bundle; bundles with such weights have it."""
 FORMAT_WITH_JAXLIBS = 6
-"""Version of the bundle format since which executables of several jaxlibs may be for one target and bucket; that of
-bundles with such executables, whatever else they have."""
+"""The first version of the bundle format with executables of several jaxlibs for one target and bucket; all bundles
+with such executables have it."""
 UNKNOWN = "unknown"
-"""Where a version, or a date that follows from one, is not known."""
+"""Stands for an unknown version, or for a date that follows from it."""
 
 MOST_EXPRESSIONS = 2**18
 """Characters of all avals with expressions for dimensions (`f32[2*batch]`): reading one takes microseconds for each."""
@@ -75,7 +75,7 @@ INTERFACE: Mapping[str, Any] = {
     "custom_calls": {...: str},
     "calling_convention_version": int,
 }
-"""Forms of what an exported artifact and its description say of themselves."""
+"""Forms of the fields that come from an exported artifact and its description."""
 _FUNCTION = json_shapes.shape(
     {
         **INTERFACE,
@@ -110,7 +110,7 @@ _NAMED = json_shapes.table({"function": _NAME, "variant": _VARIANT, ...: object}
 
 
 def _functions(value: Any) -> None:
-    """Shape of the key "functions", where only names are looked at."""
+    """Shape of the key "functions", with a check of only the names."""
     if type(value) is spelling.Functions:
         value = {name: {"function": function, "variant": which} for name, (function, which) in value.variants.items()}
     _NAMED(value)
@@ -134,12 +134,12 @@ _BUNDLE = json_shapes.shape(
 
 
 def has_plain_trees(function: Mapping[str, Any]) -> bool:
-    """Whether what an index says of a function is understood by readers of the first formats (`Tree.is_plain`)."""
+    """Whether readers of the first formats understand a function's entry in an index (`Tree.is_plain`)."""
     return all(Tree.from_json(function[key]).is_plain for key in ("in_tree", "out_tree"))
 
 
 def key_of(executable: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, int], ...], str]:
-    """Return what no other executable of a function has: target, bucket, and the jaxlib that made it.
+    """Return the unique key of an executable of a function: target, bucket, and the jaxlib that made it.
 
     executable: its entry in the index.
     """
@@ -162,14 +162,14 @@ def has_several_jaxlibs(functions: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def jaxlibs(index: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many executables a bundle has of each jaxlib, by release."""
+    """Count the executables of each jaxlib in a bundle, by release."""
     entries = [entry for function in index["functions"].values() for entry in function["executables"]]
     releases = [entry["versions"]["jaxlib"] for entry in sorted(entries, key=lambda entry: order(entry)[2:])]
     return {release: releases.count(release) for release in dict.fromkeys(releases)}
 
 
 def check(index: Any) -> None:
-    """Check the index of a bundle: keys, types, and that what one entry names is there.
+    """Check the index of a bundle: keys, types, and that the names in each entry exist.
 
     Raises ValueError, naming the key at fault.
     """
@@ -183,7 +183,7 @@ def check(index: Any) -> None:
 
 
 def check_frame(index: Any) -> None:
-    """Check the index of a bundle, but not what it says of functions: `check_function` does that, before it is used.
+    """Check the index of a bundle without its functions: `check_function` checks each function before its use.
 
     A process calls few of the functions of a large bundle. Raises ValueError, naming the key at fault.
     """
@@ -214,7 +214,7 @@ def check_frame(index: Any) -> None:
 
 
 def check_function(index: Mapping[str, Any], name: str) -> None:
-    """Check what an index whose frame was checked says of a function. Raises ValueError, naming the key at fault."""
+    """Check a function's entry in an index, after `check_frame`. Raises ValueError, naming the key at fault."""
     where, function = f"functions.{name}", index["functions"][name]
     if sum(map(len, _expressions([function]))) > MOST_EXPRESSIONS:
         raise ValueError(f"{where}: {_TOO_MANY_EXPRESSIONS}")
@@ -289,7 +289,7 @@ def _check_writer(version: str) -> None:
 
 
 def _expressions(functions: Iterable[Any]) -> Iterator[str]:
-    """Yield the avals with expressions for dimensions of functions of an index that nobody has looked at yet."""
+    """Yield the avals with expressions for dimensions, from unchecked functions of an index."""
     for function in functions:
         for key in ("in_avals", "out_avals"):
             avals = function.get(key) if isinstance(function, dict) else None
@@ -337,7 +337,7 @@ def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, 
 
 
 def executable_entry(description: Description, executable: str, member: str, stablehlo: str) -> dict[str, Any]:
-    """Return what the index says of an executable: all that decides whether a process can run it.
+    """Return the index's entry of an executable: everything that decides whether a process can run it.
 
     executable, member, stablehlo: names of the members with the executable, its description and its StableHLO module.
     """
@@ -354,7 +354,7 @@ def executable_entry(description: Description, executable: str, member: str, sta
 
 
 def target_entry(description: Description) -> dict[str, Any]:
-    """Return what the index says of the target of an executable: hardware, not how it was compiled."""
+    """Return the index's entry of an executable's target: its hardware, but no compiler settings."""
     plain = description.target.to_plain()
     return {key: value for key, value in plain.items() if key not in ("name", "compiler_options")}
 
@@ -362,7 +362,7 @@ def target_entry(description: Description) -> dict[str, Any]:
 def describe(index: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], text: bytes) -> Description:
     """Return the description `text` of the executable that `entry` of signature `artifact` names.
 
-    Raises ValueError when it is not a description, or differs from the index, by which the executable was chosen.
+    Raises ValueError when it is not a description, or differs from the index, because the index chose the executable.
     """
     description = Description.from_json(text)
     members = index["members"]

@@ -1,7 +1,7 @@
 """Keys that sign: Ed25519, and ECDSA on the curves P-256, P-384 and P-521.
 
-ECDSA hashes with SHA-256, SHA-384 and SHA-512, as the curve is long (FIPS 186-5, 6.1.1; what Sigstore does).
-`cryptography` is imported where a key is read, and only there: a process that checks no signature does not need it.
+ECDSA hashes with SHA-256, SHA-384 or SHA-512, depending on the length of the curve (FIPS 186-5, 6.1.1; Sigstore does
+the same). Only reading a key imports `cryptography`: a process that checks no signature does not need it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Key: TypeAlias = str | os.PathLike[str] | bytes
 LARGEST = 1 << 16
 """Bytes of a key's file."""
 _PEM = b"-----BEGIN "
-"""What each block of a PEM file begins with (RFC 7468)."""
+"""The start of each block of a PEM file (RFC 7468)."""
 _HASHES = {"secp256r1": "SHA256", "secp384r1": "SHA384", "secp521r1": "SHA512"}
-"""Curves, by the names of SEC 2, and what is signed on them."""
+"""Curves, by the names of SEC 2, and the hash that each one signs."""
 _KINDS = "Ed25519 or ECDSA (P-256, P-384, P-521)"
 
 
@@ -44,7 +44,7 @@ def read_keys(keys: Iterable[Key]) -> dict[str, PublicKey]:
 
 
 def keyid(key: PublicKey) -> str:
-    """Return what a key is called: the SHA-256 (hex) of its SubjectPublicKeyInfo in DER."""
+    """Return the name of a key: the SHA-256 (hex) of its SubjectPublicKeyInfo in DER."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
@@ -82,7 +82,7 @@ def sign(key: PrivateKey, message: bytes) -> bytes:
 def private_key(path: str, pem: bytes, passphrase: Callable[[], bytes]) -> PrivateKey:
     """Return the key in the content of a PEM file: PKCS #8, as `openssl genpkey -algorithm ed25519` writes.
 
-    passphrase: asked for where the key is encrypted. Raises StagecError, naming `path`.
+    passphrase: returns the passphrase; called if the key is encrypted. Raises StagecError, naming `path`.
     """
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -135,7 +135,7 @@ def _public_key(key: Key) -> PublicKey:
 
 
 def _is_known(key: object, half: str) -> bool:
-    """Whether a key is of a kind that signs here. half: "PrivateKey" or "PublicKey"."""
+    """Whether stagec signs with keys of this kind. half: "PrivateKey" or "PublicKey"."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
     if isinstance(key, getattr(ec, f"EllipticCurve{half}")):

@@ -1,8 +1,8 @@
-"""What runs a bundle's container image in Kubernetes: a Pod, and a ServingRuntime and an InferenceService of KServe.
+"""Run a bundle's container image in Kubernetes: as a Pod, or with KServe's ServingRuntime and InferenceService.
 
 Formats: https://kubernetes.io/docs/reference/generated/kubernetes-api/v1.35/ (Pod, ImageVolumeSource) and
-https://kserve.github.io/website/docs/reference/crd-api (ServingRuntime, InferenceService). The bundle's image is a
-volume, by its digest, of a container of another image, which has `stagec serve`.
+https://kserve.github.io/website/docs/reference/crd-api (ServingRuntime, InferenceService). A container from another
+image runs `stagec serve`; the bundle's image is its volume, by digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stagec.bundle.layers import FOLDER
 from stagec.core.telling.errors import Problem, StagecError
 
 _MOUNT = "/mnt"
-"""Where the image is mounted: its files are below `/mnt/models`, as those of all models in KServe."""
+"""The mount point of the image: its files are below `/mnt/models`, like those of all models in KServe."""
 _NAME = re.compile("[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """Names of services (RFC 1035)."""
 
@@ -34,9 +34,9 @@ def manifests(
     """Return the manifest of a Pod, or of a runtime and a service of KServe, as YAML.
 
     index: of the bundle. sha256: of its file, in hex. image: the container image of the bundle, with its digest.
-    server: the image that has stagec. name: of what is made; "": the bundle's, as Kubernetes may have it. limits: what
-    the container takes of the node, by name: `nvidia.com/gpu`, `memory`.
-    Raises StagecError where the name cannot be that of a service.
+    server: the image with stagec. name: of the service; "": the bundle's, in the form that Kubernetes allows. limits:
+    the resources of the node for the container, by name: `nvidia.com/gpu`, `memory`. Raises StagecError if the name
+    cannot be that of a service.
     """
     name = name or index["name"].lower().replace("_", "-").strip("-")
     if not _NAME.fullmatch(name):
@@ -87,7 +87,7 @@ def manifests(
     }
     # KServe puts the arguments of the model behind those of the runtime.
     model = {"modelFormat": {"name": "stagec", "version": "1"}, "runtime": name, "protocolVersion": "v2"}
-    # As KServe before 0.16 calls "Standard", and newer ones know. The other mode, Knative, has no volumes with images.
+    # KServe's name for "Standard" before 0.16; newer ones know it too. The other mode, Knative, has no image volumes.
     mode = {"serving.kserve.io/deploymentMode": "RawDeployment"}
     return _documents(
         {"apiVersion": "serving.kserve.io/v1alpha1", "kind": "ServingRuntime", "metadata": metadata, "spec": runtime},
@@ -105,7 +105,7 @@ def _documents(*documents: Mapping[str, Any]) -> str:
 
 
 def _yaml(value: Any) -> Iterator[str]:
-    """Yield the lines of a value as YAML in blocks; what is in quotes is JSON, which YAML has too."""
+    """Yield the lines of a value as YAML in blocks; quoted strings are JSON, which is valid YAML."""
     for key, item in value.items() if isinstance(value, Mapping) else ((None, item) for item in value):
         lines = list(_yaml(item)) if isinstance(item, Mapping | list) and item else [json.dumps(item)]
         if key is None:

@@ -1,11 +1,11 @@
 """Layers of a container image: tars without compression, the same bytes everywhere.
 
 Format: https://github.com/opencontainers/image-spec/blob/v1.1.1/layer.md, tar as GNU writes it, so that the records
-before a file have one length whatever its size.
+before a file have the same length for every size.
 
-A bundle and each file beside it have a layer each, which has that one file below `/models`. It has one encoding, as a
-bundle has: path and size of the file determine all that is around it, so a reader writes that again and compares.
-Links, devices, other paths, second entries and sizes that are wrong are then one refusal, and nothing parses them.
+A bundle and each file beside it have a layer each, with that one file below `/models`. A layer has one encoding, like a
+bundle: path and size of the file determine all bytes around it, so a reader writes these again and compares. This one
+check refuses links, devices, other paths, second entries and wrong sizes, and nothing parses them.
 
 The packages of a server are one layer, of all files of a folder.
 """
@@ -22,19 +22,19 @@ from stagec.bundle.sources import in_pieces
 from stagec.core.data.reading import RegularFile
 
 FOLDER = "models"
-"""The folder in the image that has the files."""
+"""The image's folder with the files."""
 PACKAGES = "opt/stagec"
-"""The folder in the image that has the packages of a server."""
+"""The image's folder with the packages of a server."""
 _END = 2 * tarfile.BLOCKSIZE
 """Bytes of zeros at the end of a tar."""
 _UNCHECKED = (1).to_bytes(4, "little")
-"""Flags of byte code that has the hash of its source, which Python does not look at when it imports a module."""
+"""Flags of byte code with the hash of its source; Python does not check this hash at an import."""
 _OF_INSTALLERS = "RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"
-"""Files of a package's metadata that say who installed it, when and where from."""
+"""Files of a package's metadata about its installation: the installer, the time and the origin."""
 
 
 def head(path: str, size: int) -> bytes:
-    """Return what comes before the file in a layer: the folders on its way, and its own record.
+    """Return the bytes before the file in a layer: the records of its folders, and its own record.
 
     path: below `/models`, in ASCII. size: of the file, in bytes.
     """
@@ -43,14 +43,14 @@ def head(path: str, size: int) -> bytes:
 
 
 def tail(size: int) -> bytes:
-    """Return what comes after a file of so many bytes."""
+    """Return the bytes after a file of `size` bytes."""
     return bytes(-size % tarfile.BLOCKSIZE + _END)
 
 
 def find(path: str, layer: RegularFile) -> tuple[int, int]:
-    """Return where the file at `path` is in its layer: start and size, in bytes.
+    """Return the place of the file at `path` in its layer: start and size, in bytes.
 
-    Raises OSError, and ValueError for a layer that is not exactly what `head` and `tail` make around a file.
+    Raises OSError, and ValueError for a layer that differs from the bytes of `head` and `tail` around a file.
     """
     start = len(head(path, 0))
     size = -1
@@ -68,12 +68,11 @@ def find(path: str, layer: RegularFile) -> tuple[int, int]:
 
 
 def of_packages(folder: str) -> Iterator[bytes]:
-    """Yield the layer with the packages that are installed in a folder.
+    """Yield the layer with the packages installed in a folder.
 
-    Programs (whose first line has the path of a Python) and what installers write about themselves are left out, so
-    that it is the same wherever the same wheels were installed. Byte code is taken if it has the hash of its module and
-    not the time of a file, which is another one in the image. Raises OSError, and ValueError for a link or another file
-    that is not regular.
+    It leaves out programs (their first line has the path of a Python) and the records of installers. So the same wheels
+    give the same layer everywhere. It includes byte code with the hash of its module, but none with the time of a file,
+    because the image changes that time. Raises OSError, and ValueError for a link or another irregular file.
     """
     yield from _folders(f"{PACKAGES}/any")
     for path in sorted(Path(folder).rglob("*")):

@@ -3,8 +3,8 @@
 Formats: https://github.com/opencontainers/image-spec (image-layout.md, manifest.md) and
 https://github.com/modelpack/model-spec (docs/spec.md, docs/config.md). The bundle is one layer and each file of weights
 beside it another, so that registries and nodes keep weights once. JAX's compilation cache is a layer too, if there is
-one. In the terms of ModelPack a layer is the file as it is; `bundle/containers.py` makes container images. What is said
-about the bundle (provenance, SBOM, signatures) are manifests whose `subject` is the image.
+one. As ModelPack requires, a layer is the unchanged file; `bundle/containers.py` makes container images. Facts about
+the bundle (provenance, SBOM, signatures) are manifests whose `subject` is the image.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from stagec.core.trees import json_shapes
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MODEL = "application/vnd.cncf.model.manifest.v1+json"
-"""What kind of artifact the image is."""
+"""The type of the image's artifact."""
 _CONFIG = "application/vnd.cncf.model.config.v1+json"
 CODE, _WEIGHTS = "application/vnd.cncf.model.code.v1.raw", "application/vnd.cncf.model.weight.v1.raw"
 TAR = "application/vnd.oci.image.layer.v1.tar"
 _EMPTY = "application/vnd.oci.empty.v1+json"
 TITLE, _FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
-"""Annotations of a layer with the path of its file: that of ORAS and CRI-O, and that of ModelPack."""
+"""Annotations of a layer with the path of its file, for ORAS and CRI-O, and for ModelPack."""
 VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 """Content of a layout's file `oci-layout`."""
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -45,7 +45,7 @@ REFERRERS: Mapping[str, str] = {
     SBOM_SUFFIX: "application/vnd.cyclonedx+json",
     SUFFIX: "application/vnd.dsse.envelope.v1+json",
 }
-"""What is said about a bundle, by how the name of its file ends -> the type of the artifact and of its layer."""
+"""Files about a bundle: the end of the file's name -> the type of the artifact and of its layer."""
 
 SHA256 = json_shapes.matching("sha256:[0-9a-f]{64}", "a digest, sha256:...")
 DESCRIPTOR = json_shapes.shape(
@@ -62,7 +62,7 @@ MANIFEST = json_shapes.shape(
         ...: object,
     }
 )
-"""Shapes of a digest, of a descriptor, and of indexes and manifests that others wrote."""
+"""Shapes of a digest, of a descriptor, and of foreign indexes and manifests."""
 
 Descriptor: TypeAlias = dict[str, Any]
 
@@ -70,8 +70,8 @@ Descriptor: TypeAlias = dict[str, Any]
 class FileOf(NamedTuple):
     """A blob that is a file, maybe with bytes around it.
 
-    path: where the file is. sha256: hex digest of the blob, which is known. size: bytes of it. head, tail: what the
-    blob has before and after the file.
+    path: where the file is. sha256: the known hex digest of the blob. size: its bytes. head, tail: the bytes of the
+    blob before and after the file.
     """
 
     path: str
@@ -81,7 +81,7 @@ class FileOf(NamedTuple):
     tail: bytes = b""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the blob. Raises StagecError where it cannot be read, and at the end where its digest is another."""
+        """Yield the blob. Raises StagecError if it cannot be read, and at the end where its digest is another."""
         state = hashlib.sha256()
         with blaming(self.path):
             file = RegularFile(self.path)
@@ -102,7 +102,7 @@ class FileOf(NamedTuple):
 
 
 class FolderOf(NamedTuple):
-    """A blob that is the layer with the packages in a folder. path: of the folder; sha256, size: as of `FileOf`."""
+    """A blob: the layer with the packages in a folder. path: of the folder; sha256, size: as of `FileOf`."""
 
     path: str
     sha256: str
@@ -110,7 +110,7 @@ class FolderOf(NamedTuple):
 
     @staticmethod
     def of(path: str) -> FolderOf:
-        """Read the folder. Raises StagecError where that is not possible."""
+        """Read the folder. Raises StagecError if it cannot be read."""
         state, size = hashlib.sha256(), 0
         with blaming(path):
             for piece in tar.of_packages(path):
@@ -119,7 +119,7 @@ class FolderOf(NamedTuple):
         return FolderOf(path, state.hexdigest(), size)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the blob. Raises StagecError where it cannot be read, and at the end where its digest is another."""
+        """Yield the blob. Raises StagecError if it cannot be read, and at the end where its digest is another."""
         state = hashlib.sha256()
         with blaming(self.path):
             for piece in tar.of_packages(self.path):
@@ -137,7 +137,8 @@ Blobs: TypeAlias = dict[str, Content]
 class Layout(NamedTuple):
     """An image layout.
 
-    image: descriptor of the image's manifest. referrers: those of what is said about it, by the name of its file.
+    image: descriptor of the image's manifest. referrers: descriptors of the manifests about it, by the name of the
+    file.
     blobs: by digest (hex).
     """
 
@@ -163,9 +164,9 @@ def of_bundle(
 ) -> Layout:
     """Return the layout of a bundle as an artifact of ModelPack.
 
-    weights: path of each file of weights beside it, by its name in the index. about: what is said about the bundle: the
-    contents of files, by how their names end (`REFERRERS`). caches: folders of JAX's compilation cache, as
-    .tar files, by name. Raises ValueError where weights are missing.
+    weights: path of each file of weights beside it, by its name in the index. about: the contents of files about the
+    bundle, by the ends of their names (`REFERRERS`). caches: folders of JAX's compilation cache, as
+    .tar files, by name. Raises ValueError if weights are missing.
     """
     blobs: Blobs = {}
     files = files_of(bundle, archive, weights)
@@ -198,7 +199,7 @@ def annotations_of(archive: Archive) -> dict[str, str]:
 
 
 def with_referrers(blobs: Blobs, image: Descriptor, archive: Archive, about: Mapping[str, Sequence[bytes]]) -> Layout:
-    """Return the layout of an image with what is said about its bundle, as `of_bundle` describes it."""
+    """Return the layout of an image with the files about its bundle, as `of_bundle` describes them."""
     subject = {key: image[key] for key in ("mediaType", "digest", "size")}
     referrers = {}
     for suffix, kind in REFERRERS.items():
@@ -209,7 +210,7 @@ def with_referrers(blobs: Blobs, image: Descriptor, archive: Archive, about: Map
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the tag of the list of what refers to an image, as registries without an API for that have it.
+    """Return the tag of the list of an image's referrers, for registries without an API for referrers.
 
     https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#referrers-tag-schema
     """
@@ -219,7 +220,8 @@ def referrers_tag(digest: str) -> str:
 def referrer_tag(image: str, referrer: str) -> str:
     """Return the tag of one referrer, by the digests of the image and of itself.
 
-    A list under one tag loses what two write at once. So each has a tag of its own too, and nobody else writes that.
+    If two clients write a list at once, one entry is lost. So each referrer also has its own tag, which nobody else
+    writes.
     """
     return f"{referrers_tag(image)}.{referrer.removeprefix('sha256:')[:32]}"
 

@@ -1,8 +1,8 @@
 """Signatures of OpenSSF's Model Signing (https://github.com/ossf/model-signing-spec), version 1.0 of its predicate.
 
-A statement has the SHA-256 of each file of a model's folder. It says who published the files, and nothing of how they
-were built. The file of a signature is a bundle of Sigstore's with a DSSE envelope. The package model-signing verifies
-what `sign` writes, and `Envelope` reads what the package writes.
+A statement has the SHA-256 of each file of a model's folder. It says who published the files, but not how they were
+built. The file of a signature is a Sigstore bundle with a DSSE envelope. The package model-signing verifies signatures
+of `sign`, and `Envelope` reads signatures of the package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUFFIX = ".sig"
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _BESIDE = (".dsse.json", ".intoto.json", ".sbom.json", SUFFIX)
 _WHOLE = "."
-"""The name of a model that is one file, which then may have any."""
+"""The name of a model of one file; the file itself may have any name."""
 _STATEMENT = json_shapes.shape(
     {
         "_type": "https://in-toto.io/Statement/v1",
@@ -47,7 +47,7 @@ _STATEMENT = json_shapes.shape(
 
 
 class SignedModel(NamedTuple):
-    """The files of a model, as they were signed. files: SHA-256 (hex) by path in the model's folder."""
+    """The signed files of a model. files: SHA-256 (hex) by path in the model's folder."""
 
     files: Mapping[str, str]
 
@@ -62,7 +62,7 @@ class SignedModel(NamedTuple):
         return SignedModel(files)
 
     def check_index(self, index: bytes, whole: Callable[[], str], path: str | Path, bundle: str | Path) -> None:
-        """Check that the file of a bundle is the one that was signed under its name; it is read for that.
+        """Read the file of a bundle, and check that it was signed under its name.
 
         Parameters and errors as for `Statement.check_index`.
         """
@@ -75,7 +75,7 @@ class SignedModel(NamedTuple):
             raise LoadError("signature", f"{path}: another name was signed: {what}")
 
     def check(self, archive: Indexed, path: str | Path, digest: str | None = None) -> None:
-        """Check that weights beside the bundle that were signed are those that it wants. Raises LoadError."""
+        """Check that the signed weights beside the bundle are those that it needs. Raises LoadError."""
         folders = {name.rpartition("/")[0] for name in self.files if _is_called(archive.path, name)}
         for name, file in archive.index.get("weights_files", {}).items():
             signed = {self.files.get(f"{folder}/{name}".lstrip("/"), file["sha256"]) for folder in folders}
@@ -84,7 +84,7 @@ class SignedModel(NamedTuple):
 
 
 def _is_called(bundle: str | Path, name: str) -> bool:
-    """Whether the path of a bundle ends in a name of the model's folder, wherever that folder is."""
+    """Whether the path of a bundle ends in `name`, a path in the model's folder."""
     parts = tuple(name.split("/"))
     return name == _WHOLE or Path(bundle).absolute().parts[-len(parts) :] == parts
 
@@ -93,8 +93,8 @@ def sign(name: str, files: Mapping[str, str], key: PrivateKey) -> bytes:
     """Return the content of a signature of a model.
 
     name: of the model. files: SHA-256 (hex) of each by its path: a bundle and the weights beside it, or a file of
-    weights. The signature is of the folder that has these files, and what stagec puts beside them. Raises ValueError
-    for an Ed25519 key, which Model Signing has not.
+    weights. The signature covers the folder with these files, without the files that stagec puts beside them. Raises
+    ValueError for an Ed25519 key, because Model Signing has none.
     """
     public = key.public_key()
     if not hasattr(public, "curve"):

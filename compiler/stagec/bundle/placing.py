@@ -1,7 +1,7 @@
-"""The folder that `pull` writes to: one pull at a time, only what has its digest, all files or none, and no link.
+"""The folder that `pull` writes to: one pull at a time, only files with the right digest, all files or none, no links.
 
-Blobs arrive in `.stagec-pull`, an image layout, and stay there when a pull breaks. What lies there is not believed by
-its name. A file gets its name when all of them are there and their digests have been compared.
+Blobs arrive in `.stagec-pull`, an image layout, and stay there when a pull breaks. Nothing trusts the name of a blob
+there. Files get their names when all of them are there and have the right digests.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _LOCK = "lock"
 
 
 class Blob(NamedTuple):
-    """What has a file of an image. digest: SHA-256 (hex); in_tar: whether it is the layer of a container image."""
+    """The blob of an image's file. digest: SHA-256 (hex); in_tar: whether it is the layer of a container image."""
 
     digest: str
     in_tar: bool = False
 
 
 class Folder:
-    """A folder that one pull has alone.
+    """A folder that one pull has for itself.
 
-    path: of the folder. there: paths of files that have their digest already, and are left as they are.
+    path: of the folder. there: paths of files with the right digest; they stay unchanged.
     """
 
     def __init__(self, path: Path, top: int, work: int) -> None:
@@ -54,10 +54,10 @@ class Folder:
         return self.path / WORK
 
     def keep(self, files: Mapping[str, Blob]) -> None:
-        """Remove what is left of other pulls, but the blobs of `files` (by path) that are what their name says.
+        """Remove the leftovers of other pulls, except blobs of `files` (by path) with the digest in their name.
 
-        A file that is in the folder already is linked into the layout, or its layer is written there: nobody moves it
-        again.
+        For a file that is in the folder already, it links the file or writes its layer into the layout: nothing
+        downloads it again.
         """
         digests = {blob.digest for blob in files.values()}
         for name in os.listdir(self._work):  # noqa: PTH208
@@ -98,13 +98,13 @@ class Folder:
         return digests
 
     def keep_too(self, path: str, digest: str) -> None:
-        """Leave one more file as it is, if it has its digest already."""
+        """Keep one more file unchanged, if it has the right digest."""
         with contextlib.suppress(OSError), writing.made(self._top, path, make=False) as parent:
             if _is(_leaf(path), parent, digest):
                 self.there.add(path)
 
     def read(self, digest: str) -> bytes:
-        """Return a small blob. Raises OSError, and ValueError where it is not what its name says."""
+        """Return a small blob. Raises OSError, and ValueError if it does not have the digest in its name."""
         with self._blobs() as blobs:
             file = RegularFile(digest, blobs)
             if file.size > LARGEST or sha256_of(file) != digest:
@@ -112,10 +112,10 @@ class Folder:
             return file.read(0, file.size)
 
     def name_of(self, bundle: str, suffix: str, digest: str, about: str, taken: Collection[str]) -> str | None:
-        """Return the name of a file about the bundle at the path `bundle`; None where all are taken.
+        """Return the name of a file about the bundle at the path `bundle`; None if all are taken.
 
-        What somebody else said about the same bundle, and is in the folder, keeps its name. digest: of the file. about:
-        of the bundle. taken: names that others have.
+        A file by somebody else about the same bundle keeps its name in the folder. digest: of the file. about: of the
+        bundle. taken: names of other files.
         """
         free = [name for name in referrers.names(bundle, suffix) if name not in taken]
         for name in free:
@@ -125,7 +125,7 @@ class Folder:
         return next((name for name in free if self._about(name, suffix, about) in (None, False)), None)
 
     def place(self, files: Mapping[str, Blob], bundle: str, digest: str) -> list[str]:
-        """Give files their names, all of them or none; return paths that were removed: what was said of another bundle.
+        """Give files their names, all of them or none; return the removed paths: files about another bundle.
 
         files: blob by path. bundle: path of the bundle. digest: SHA-256 (hex) of that file. Raises StagecError.
         """
@@ -166,11 +166,11 @@ class Folder:
             writing.file(moves, name, in_pieces(opened, start, size))
         with writing.made(self._top, path) as parent:
             mode = _mode(_leaf(path), parent) or 0
-        opened = RegularFile(name, moves)  # closed when nobody has it any more
+        opened = RegularFile(name, moves)  # closed with its last reference
         os.fchmod(opened.descriptor, mode & 0o777 if stat.S_ISREG(mode) else 0o644)
 
     def _swap(self, path: str, new: str | None, moves: int, old: str, undo: contextlib.ExitStack) -> None:
-        """Rename a file to its place, or remove what is there; `undo` puts back what was there."""
+        """Rename a file to its place, or remove the file there; `undo` restores the previous state."""
         with writing.made(self._top, path) as parent:
             leaf = _leaf(path)
             there = _mode(leaf, parent) is not None
@@ -190,7 +190,7 @@ class Folder:
                 os.replace(old, _leaf(path), src_dir_fd=moves, dst_dir_fd=parent)
 
     def _about(self, name: str, suffix: str, digest: str) -> bool | None:
-        """Whether a file is about the bundle with this digest, or is not for us to judge; None: it is not there."""
+        """Whether a file is about the bundle with this digest, or is not for stagec to judge; None: no such file."""
         try:
             with writing.made(self._top, name, make=False) as parent:
                 file = RegularFile(_leaf(name), parent)
@@ -212,9 +212,9 @@ class Folder:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[Folder]:
-    """Make a folder, and have it alone: another pull waits. What it works with is removed when all went well.
+    """Make a folder and lock it: another pull waits. The folder of work is removed after a success.
 
-    Raises StagecError, naming what cannot be written.
+    Raises StagecError, naming the path that cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -259,7 +259,7 @@ def _lock(path: Path, top: int, stack: contextlib.ExitStack) -> int:
 
 
 def _listing(name: str, below: int) -> int:
-    """Open a folder whose names are listed, as a descriptor. Raises OSError."""
+    """Return a descriptor of a folder, to list its names. Raises OSError."""
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
 
 
@@ -280,7 +280,7 @@ def _links(name: str, folder: int) -> int:
 
 
 def _mode(name: str, folder: int) -> int | None:
-    """Return type and permissions of what has a name; None where nothing has."""
+    """Return type and permissions of the file or folder with a name; None if there is none."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -288,7 +288,7 @@ def _mode(name: str, folder: int) -> int | None:
 
 
 def _remove(name: str, folder: int) -> None:
-    """Remove a file, or a folder with all that is in it; no link is followed."""
+    """Remove a file, or a folder with its content; follow no links."""
     if stat.S_ISDIR(_mode(name, folder) or 0):
         shutil.rmtree(name, dir_fd=folder)
     else:

@@ -1,8 +1,8 @@
-"""What a bundle was built from: an in-toto statement with SLSA's provenance, the same bytes for the same inputs.
+"""The inputs of a bundle's build: an in-toto statement with SLSA's provenance, the same bytes for the same inputs.
 
 Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.2/build-provenance;
-docs/build-type.md says what each field means. Nothing of the machine is in it: no path outside the workspace, no
-host, no time.
+docs/build-type.md explains each field. A statement does not depend on the machine: it has no path outside the
+workspace, no host, no time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUILDER, ADDER = "urn:stagec:builder:bazel", "urn:stagec:builder:add-jaxlib"
 class Wheel:
     """An installed package: name and version as in its lock, file name and SHA-256 (hex) of the wheel.
 
-    Of an interpreter that an emulator runs, and of that, packages of Debian.
+    For an emulator and the interpreter that it runs, a Debian package.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Wheel:
 
     @property
     def purl(self) -> str:
-        """What the package is called everywhere (https://github.com/package-url/purl-spec)."""
+        """The universal name of the package (https://github.com/package-url/purl-spec)."""
         if self.filename.endswith(".deb"):
             architecture = self.filename.removesuffix(".deb").rpartition("_")[2]
             return f"pkg:deb/debian/{quote(self.name)}@{quote(self.version)}?arch={architecture}"
@@ -87,7 +87,7 @@ def statement(
 
     digest: SHA-256 (hex) of its file. manifest: its path in the workspace, and content.
     specs: by artifact. sources: files and folders that tracing could read, by path in the workspace.
-    environments: the packages of planning, staging and of what compiles for accelerators.
+    environments: the packages for planning, for staging, and for compiling for accelerators.
     """
     manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
     resolved: list[dict[str, Any]] = [manifest_descriptor]
@@ -110,9 +110,9 @@ def statement(
 
 
 def statement_of_addition(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
-    """Return the statement of a bundle that `stagec add-jaxlib` made of another, as JSON.
+    """Return the statement of a bundle that `stagec add-jaxlib` made from another, as JSON.
 
-    digest: SHA-256 (hex) of its file. environments: the packages of what compiled; none where nothing lists them.
+    digest: SHA-256 (hex) of its file. environments: the packages of the compilers; none if nothing lists them.
     """
     before = bases(archive)[0]
     added: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""What is said about a bundle: statements, SBOMs and envelopes, files whose names begin as the bundle's.
+"""Files about a bundle: statements, SBOMs and envelopes, with names that begin like the bundle's.
 
-Anybody who may write to a registry can say something there. So nothing is taken that is not about the bundle.
+Anybody with write access to a registry can put files there. So stagec takes only files about the bundle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SBOM = json_shapes.shape(
 
 
 def names(bundle: str, suffix: str) -> Iterator[str]:
-    """Yield what files about a bundle are called: envelopes after it, others after its name without `.aot`."""
+    """Yield the names of files about a bundle: envelopes add to its name, others to its name without `.aot`."""
     return numbered(bundle if suffix == SUFFIX else bundle.removesuffix(".aot"), suffix)
 
 
@@ -50,9 +50,9 @@ def check(suffix: str, content: bytes, path: str, bundle: str, archive: Archive,
 
 
 def is_about(suffix: str, content: bytes, path: str, digest: str) -> bool:
-    """Whether the content of a file is about the bundle with this SHA-256 (hex); its index is not read for that.
+    """Whether the content of a file is about the bundle with this SHA-256 (hex), without reading the bundle's index.
 
-    Raises LoadError where it is about nothing: it is not such a file.
+    Raises LoadError if it is not a file about a bundle.
     """
     said = _read(suffix, content, path)
     if isinstance(said, set):
@@ -63,7 +63,7 @@ def is_about(suffix: str, content: bytes, path: str, digest: str) -> bool:
 
 
 def _read(suffix: str, content: bytes, path: str) -> Statement | SignedModel | set[str]:
-    """Return what a file says, of an SBOM the hashes of what it is about. Raises LoadError."""
+    """Return the content of a file; for an SBOM, the hashes of its subject. Raises LoadError."""
     try:
         if suffix == SBOM_SUFFIX:
             bill = strict_json.parse(content, LARGEST)

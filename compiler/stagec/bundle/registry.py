@@ -114,8 +114,8 @@ class _Image(NamedTuple):
 class Registry:
     """A client that moves images.
 
-    plain_http: whether the registry has no TLS, like one on this machine. timeout: seconds in which a command must end,
-    or a registry must send or take another 64 KiB.
+    plain_http: whether the registry has no TLS, like one on this machine.
+    timeout: seconds in which a command must end, or a registry must send or take another 64 KiB.
     """
 
     def __init__(self, plain_http: bool = False, timeout: float = 60) -> None:

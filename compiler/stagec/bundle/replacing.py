@@ -1,7 +1,6 @@
-"""Another file of weights instead of one that a bundle has: the same arrays with other numbers.
+"""Replace a bundle's file of weights by another one: the same arrays with other numbers.
 
-It is checked as a build checks the first one: names, dtypes and shapes; and by a digest or a signature, where the
-caller asks for one.
+The check is the one of a build: names, dtypes and shapes; and a digest or a signature, if the caller asks for one.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class Replacement(NamedTuple):
-    """A file that was checked.
+    """A checked file.
 
-    weights: its arrays, as an index has those of files beside a bundle, by the names of those whose place they take.
+    weights: its arrays, in the index's form for files beside a bundle, by the names of the arrays that they replace.
     sha256: the digest (hex) of each. files: the file.
     """
 
@@ -106,7 +105,7 @@ def _chosen(archive: Archive, path: str, file: str | None, by_file: Mapping[str,
 
 
 def _faults(archive: Archive, file: str, wanted: Mapping[str, str], given: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield what differs from the file that it replaces."""
+    """Yield the differences from the replaced file."""
     for name, aval in wanted.items():
         if name not in given:
             yield f"it lacks {name} ({aval}); save it under this name"
@@ -125,7 +124,7 @@ def _faults(archive: Archive, file: str, wanted: Mapping[str, str], given: Mappi
 
 
 def _prefixes(archive: Archive, file: str) -> Iterator[str]:
-    """Yield how the names start of all that a file must have bound: the prefixes that the manifest gives arguments."""
+    """Yield the prefixes that the manifest gives arguments: all arrays of a file with these names must be bound."""
     for function in archive.index["functions"]:
         entry = archive.function(function)
         bound = [(bind["leaf"], bind["weight"].partition(":")) for bind in entry["bind"]]
@@ -142,11 +141,11 @@ def _prefixes(archive: Archive, file: str) -> Iterator[str]:
                 usage.path(f"args[{argument}]" if top == "0" else f"kwargs[{argument!r}]"),
                 f"args[{argument}]",
             ):
-                yield ""  # the argument is one array, which has the parameter's name where there is no prefix
+                yield ""  # the argument is one array, with the parameter's name if there is no prefix
 
 
 def _constants(archive: Archive) -> dict[str, list[str]]:
-    """Return the large constants of all functions by name, each with the functions that have it."""
+    """Return the large constants of all functions by name, each with its functions."""
     functions: dict[str, list[str]] = {}
     for function in archive.index["functions"]:
         for constant in constants_of(archive, function):

@@ -1,6 +1,6 @@
 """Safetensors files: named arrays behind a header in JSON (https://github.com/huggingface/safetensors, "Format").
 
-A file's header is checked as strictly as the format says; the arrays' bytes are not looked at. Standard library only.
+The check of a file's header is as strict as the format; nothing looks at the arrays' bytes. Standard library only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read(path: str | Path, opened: RegularFile | None = None) -> dict[str, Tenso
     """Return the arrays of the file at `path` by name, in the order of its header.
 
     opened: the file, where it is open already.
-    Raises OSError, and ValueError when the header is not as the format says: arrays lie one after the other, from the
+    Raises OSError, and ValueError when the header breaks the format's rules: arrays lie one after the other, from the
     header to the end of the file, without holes.
     """
     file = opened or RegularFile(path)
@@ -86,7 +86,7 @@ def read(path: str | Path, opened: RegularFile | None = None) -> dict[str, Tenso
 
 
 def start_of(tensor: Tensor) -> int:
-    """Return where the bytes of an array that `read` returned start in its file."""
+    """Return the offset of an array of `read` in its file."""
     assert isinstance(tensor.data, Part)
     return tensor.data.start
 
@@ -94,7 +94,7 @@ def start_of(tensor: Tensor) -> int:
 def parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Return the parts of a file with these arrays, to be written one after the other.
 
-    Raises ValueError for a dtype that the format has not.
+    Raises ValueError for a dtype that the format does not have.
     """
     header, at = {}, 0
     names = {ours: theirs for theirs, ours in _DTYPES.items()}
@@ -111,7 +111,7 @@ def parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _check_offsets(header: Mapping[str, Any], avals: Mapping[str, Aval], size: int) -> None:
-    """Raise ValueError where arrays overlap, leave a hole, or have another number of bytes than their aval says."""
+    """Raise ValueError if arrays overlap, leave a hole, or do not have the number of bytes of their aval."""
     at = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if len(entry["data_offsets"]) != 2 or entry["data_offsets"][0] != at:

@@ -17,7 +17,7 @@ from stagec.core.builds.version import VERSION
 
 
 def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
-    """Return the SBOM as JSON: the bundle, its weights, and what planned, traced or compiled it.
+    """Return the SBOM as JSON: the bundle, its weights, and the packages that planned, traced or compiled it.
 
     digest: SHA-256 (hex) of its file. environments: as for the statement. The serial number is made from the content.
     """

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def sign(statement: bytes, key: PrivateKey, envelope: Envelope | None = None) -> Envelope:
-    """Return an envelope of `statement` with the signature of `key`, beside those that `envelope` has already.
+    """Return an envelope of `statement` with the signature of `key`, beside the signatures of `envelope`.
 
-    A signature of the same key is replaced. Raises ValueError when `envelope` is of another statement, or full.
+    It replaces a signature by the same key. Raises ValueError when `envelope` has another statement, or is full.
     """
     if envelope is not None and envelope.payload != statement:
         raise ValueError("it signs a different statement")

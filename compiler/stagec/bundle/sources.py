@@ -13,7 +13,7 @@ from stagec.core.data.reading import RegularFile
 from stagec.core.telling.refusal import LoadError
 
 _PIECE = 1 << 20
-"""Bytes that are read at once of what may be larger than memory."""
+"""Bytes to read at once from data that may be larger than memory."""
 
 
 class Memory:
@@ -90,7 +90,7 @@ def in_pieces(source: Source, start: int, size: int) -> Iterator[bytes]:
 
 
 def sha256_of(source: Source, start: int = 0, before: bytes = b"", after: bytes = b"", size: int | None = None) -> str:
-    """Return the SHA-256 (hex) of what a source has from `start` on, with other bytes before and after it.
+    """Return the SHA-256 (hex) of the bytes of a source from `start` on, with other bytes before and after them.
 
     size: how many bytes of it; None: up to its end. Raises OSError.
     """
@@ -102,11 +102,11 @@ def sha256_of(source: Source, start: int = 0, before: bytes = b"", after: bytes 
 
 
 class Pieces:
-    """The content of a member that is read for its digest, and again when it is written, piece by piece.
+    """The content of a member, read piece by piece for its digest, and again to write it.
 
-    It is not kept in between: an array may be larger than memory, and of a thousand functions there are thousands of
-    executables. It is not mapped either: a file that somebody cuts off under a mapping ends the process.
-    path: what to call it.
+    Nothing keeps it in between: an array may be larger than memory, and a thousand functions have thousands of
+    executables. It is not mapped either: if somebody truncates a mapped file, the process ends.
+    path: its name in messages.
     """
 
     def __init__(self, path: str, size: int, read: Callable[[], Iterator[bytes]]) -> None:
@@ -120,7 +120,7 @@ class Pieces:
 
     @property
     def sha256(self) -> str:
-        """Hex digest of what was there when it was first asked for. Raises ValueError when it cannot be read."""
+        """Hex digest of the content at the first request. Raises ValueError when it cannot be read."""
         return self._sums[0]
 
     @property
@@ -155,7 +155,7 @@ class Pieces:
 
 
 class Part(Pieces):
-    """A part of a file. start: where it is in that."""
+    """A part of a file. start: its offset in the file."""
 
     def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
         """opened: returns the file. start, size: of the part, in bytes."""
@@ -164,7 +164,7 @@ class Part(Pieces):
 
 
 class OnDisk(Part):
-    """A whole file that goes into an archive, in the same way. It is opened again each time: there may be thousands."""
+    """A whole file that goes into an archive, in the same way. Each read opens it again: there may be thousands."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError when the file cannot be opened."""

@@ -1,6 +1,6 @@
-"""An index that is spelled as stagec spells it, read by its parts: little of a large one is read to call one function.
+"""Read an index in stagec's own spelling by its parts: a call of one function reads little of a large index.
 
-What it says of a function, and the table of members, are nearly all of an index. Standard library only.
+The entries of functions and the table of members are nearly all of an index. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import Any
 from stagec.core.data import strict_json
 
 _FUNCTIONS, _WEIGHTS = b'"functions":{', b'},"weights":{'
-"""What is before the functions of an index, and what is behind them."""
+"""The bytes before the functions of an index, and those after them."""
 _FUNCTION, _VARIANT = '":{"function":"', '","variant":"'
-"""What is before what an index says of a function, but for the name, and between its first two values."""
+"""The bytes before a function's entry in an index, except the name, and between its first two values."""
 _MEMBERS, _END = b'"members":{', "}}\n"
-"""What is before the table of members in an index, and what is behind it."""
+"""The bytes before the table of members in an index, and those after it."""
 _DIGEST, _PARTS = 5, 8
-"""Which of the parts of a listed member between quotation marks its digest is, and how many there are."""
+"""The position of the digest among the parts of a listed member between quotation marks, and their number."""
 _OTHERS = bytes({*range(256)} - {*b'"\\{}'})
-"""All bytes but those that say where a string or an object starts and ends."""
+"""All bytes except those that start or end a string or an object."""
 Encode = Callable[[Any], bytes]
 """Returns the one spelling of a value, with a newline at its end."""
 
 
 class Members(dict[str, Any]):
-    """A table of members that has its shape: the reader has written it itself."""
+    """A table of members in the right shape, because the reader has written it itself."""
 
 
 class Functions(Mapping[str, Any]):
-    """What an index says of its functions, each read when it is first asked for.
+    """The entries of an index's functions; the first request for an entry reads it.
 
     variants: function and variant of each artifact, by its name.
-    `[name]` raises ValueError for what is not spelled as stagec spells it, KeyError.
+    `[name]` raises ValueError for another spelling than stagec's, KeyError.
     """
 
     def __init__(self, entries: Mapping[str, str], variants: Mapping[str, tuple[str, str]], encode: Encode) -> None:
-        """entries: what the index has of each, as JSON."""
+        """entries: the index's entry of each, as JSON."""
         self._entries, self.variants, self._encode = entries, variants, encode
         self._read: dict[str, Any] = {}
 
@@ -64,11 +64,11 @@ def variants(functions: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
 
 
 def read(data: bytes, members: Sequence[tuple[str, int]], encode: Encode) -> dict[str, Any] | None:
-    """Return the value of an index that is spelled as `encode` spells it, with `Functions` and `Members`.
+    """Return the value of an index in the spelling of `encode`, with `Functions` and `Members`.
 
-    None for any other: read all of it to say what is wrong.
-    members: names and sizes of the members of the file. They say what the table of members must be, but for its
-    digests: to write it takes less time than to read it, check it, and write it again.
+    None for any other: read all of it to find the fault.
+    members: names and sizes of the members of the file. They determine the table of members except its digests: writing
+    it takes less time than reading, checking and rewriting it.
     """
     start = data.rfind(_MEMBERS) + len(_MEMBERS)
     if not data[start:].isascii():
@@ -86,19 +86,19 @@ def read(data: bytes, members: Sequence[tuple[str, int]], encode: Encode) -> dic
     text = rest + _END.encode()
     value = strict_json.spelled(text, len(text), encode)
     if not isinstance(value, dict) or [*value][-1:] != ["members"] or value["members"] != {}:
-        return None  # what was taken for the table is a part of something else
+        return None  # the supposed table is a part of something else
     if functions is not None:
         if value.get("functions") != {}:
-            return None  # so is what was taken for the functions
+            return None  # so are the supposed functions
         value["functions"] = functions
     return {**value, "members": Members({name: {"sha256": sha256, "bytes": size} for name, sha256, size in written})}
 
 
 def _without_functions(data: bytes, encode: Encode) -> tuple[bytes, Functions | None]:
-    """Return the start of an index without its functions, and these; None where it cannot split them.
+    """Return the start of an index without its functions, and these; None if it cannot split them.
 
-    What looks like the start of a function may lie inside another one: then that one, cut off there, has a brace that
-    is not closed. It splits nothing where a string has a brace. Raises UnicodeDecodeError.
+    An apparent start of a function may lie inside another one: then the first one, cut off there, has an open brace. It
+    splits nothing if a string has a brace. Raises UnicodeDecodeError.
     """
     marks = data.translate(None, _OTHERS).replace(b'""', b"")
     start = data.find(_FUNCTIONS) + len(_FUNCTIONS)
@@ -121,7 +121,7 @@ def _without_functions(data: bytes, encode: Encode) -> tuple[bytes, Functions | 
 
 
 def _are_digests(texts: Sequence[str]) -> bool:
-    """Whether each text is a SHA-256 in lower-case hex."""
+    """Whether each string is a SHA-256 in lower-case hex."""
     if {*map(len, texts)} - {64}:
         return False
     joined = "".join(texts)

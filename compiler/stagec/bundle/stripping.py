@@ -1,4 +1,4 @@
-"""What `stagec strip` does: a bundle without the golden inputs and outputs of its functions."""
+"""`stagec strip`: make a bundle without the golden inputs and outputs of its functions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NAMES = ("exported", "executable", "description", "stablehlo")
 def strip(archive: Archive) -> dict[str, Content]:
     """Return the members of the bundle as if its manifest asked for no golden inputs and outputs.
 
-    What it was before executables of another jaxlib were added goes too: no signature of that is of what is left.
-    They are read and checked when they are written: what is made of them is good when that raised no LoadError.
+    The states before `stagec add-jaxlib` go too, because their signatures do not cover the rest. Writing the members
+    reads and checks them: the new bundle is good if this raised no LoadError.
     """
     index = copy.deepcopy(archive.index)
     index.pop("base", None)

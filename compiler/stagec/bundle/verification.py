@@ -1,4 +1,4 @@
-"""What `stagec verify` does: check a bundle and who signed it, and report how each check went."""
+"""`stagec verify`: check a bundle and its signatures, and report the result of each check."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stagec.bundle.external import Files
 from stagec.core.telling.refusal import LoadError
 
 VERIFIED, INTACT, REFUSED = "verified", "intact", "refused"
-"""Verdicts: signed by enough of the keys; not damaged, and nobody was asked who made it; neither."""
+"""Verdicts: enough of the keys signed it; not damaged, but no signature was checked; neither."""
 UNSIGNED = "An unsigned bundle is code of the person who gave it to you."
-"""What "intact" does not say: someone who changes a bundle computes its digests again."""
+"""The limit of "intact": someone who changes a bundle can also compute its digests again."""
 STATUS = {VERIFIED: 0, REFUSED: 1, INTACT: 3}
 """Exit statuses of the command: a script must not mix them up."""
 
@@ -42,9 +42,9 @@ def verify(
         beside the bundle (`bundle/attestation.py: envelopes_of`).
     weights: the folder with the files of weights beside the bundle; None: the bundle's.
     base_keys: paths of public keys, one of which must have signed the bundle as it was before the first addition.
-    serves: releases of jaxlib; the report then has "serves" and "jaxlibs", the rows of `fleet.serves` for them, which
-        the verdict says nothing of. functions, targets: that must be served; none: all.
-    Nothing is checked after a check that failed. Raises StagecError for a bundle or key that cannot be read.
+    serves: releases of jaxlib; the report then has "serves" and "jaxlibs", the rows of `fleet.serves` for them. They do
+        not affect the verdict. functions, targets: those that must be served; none: all. The first failed check is the
+        last one. Raises StagecError for a bundle or key that cannot be read.
     """
     checks: list[dict[str, Any]] = []
     report: dict[str, Any] = {
@@ -72,12 +72,12 @@ def verify(
 
 
 def status(report: Mapping[str, Any]) -> int:
-    """Return the exit status of the command: 1 also where a jaxlib that was asked for is not served."""
+    """Return the exit status of the command: also 1 if it does not serve a requested jaxlib."""
     return STATUS[report["verdict"]] if report.get("serves", True) else 1
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Return the report for a person to read: a line for each check, and what comes of them."""
+    """Return the report for a person: a line for each check, and the verdict."""
     lines = [
         f"{'ok' if check['ok'] else 'FAILED':<8}{check['check']:<12}{check['summary']}" for check in report["checks"]
     ]
@@ -100,7 +100,7 @@ def _checks(
     base_keys: Sequence[Path],
     signature: Sequence[str],
 ) -> Iterator[tuple[str, str]]:
-    """Do each check, and yield it with a summary. Raises LoadError where one fails."""
+    """Do each check, and yield it with a summary. Raises LoadError if one fails."""
     members = archive.index["members"]
     if vouching is not None:
         names = ", ".join(keyid[:12] for keyid in vouching.signed)
@@ -119,7 +119,7 @@ def _checks(
 
 
 def _base(archive: Archive, keys: Sequence[Path], signature: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Check what the bundle was before additions, and who signed that. Raises LoadError."""
+    """Check the bundle before its additions, and its signatures. Raises LoadError."""
     before = bases(archive)
     for base in before:
         base.check()
@@ -137,7 +137,7 @@ def _base(archive: Archive, keys: Sequence[Path], signature: Sequence[str]) -> I
 
 
 def _failed(error: LoadError, vouching: Vouching | None, checks: Sequence[dict[str, Any]]) -> str:
-    """Return the check that an error is of. checks: those that went well before it."""
+    """Return the check that raised an error. checks: the successful ones before it."""
     done = [check["check"] for check in checks]
     if error.code == "weights":
         return "weights"

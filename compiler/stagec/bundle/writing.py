@@ -1,4 +1,4 @@
-"""Write a bundle: what is in it and its index. `stagec.bundle.archive` has the container."""
+"""Write a bundle: its members and its index. `stagec.bundle.archive` has the container."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def gather(
 
     exports: `manifest.function` or `manifest.function-variant` -> serialized `Exported`.
     specs: the spec of each of `exports`.
-    descriptions: what each of `exports` was made from, and what it is. No module is read here. May be left out of those
-        that bind no argument.
+    descriptions: the description of each of `exports`, so that this reads no module. Optional for exports without bound
+        arguments.
     weights: the arrays of each file that functions bind arguments to, by its path in the manifest.
     golden: inputs and outputs of some of `exports`, by their paths, as `frontends.golden` makes them.
-    interfaces: what `Exported.interface` returns for each of `exports` without a description.
+    interfaces: the result of `Exported.interface` for each of `exports` without a description.
     external: the files that stay beside the bundle, instead of their arrays in `weights`.
-    Raises Inconsistent when an executable was not compiled from the export given, or is not the one described;
-    StagecError when weights are not those that the bound arguments take.
+    Raises Inconsistent when an executable was not compiled from the given export, or differs from its description;
+    StagecError when weights do not match the bound arguments.
     """
     members = _Members()
     files = external or {}
@@ -105,7 +105,7 @@ def gather(
     _add_executables(name, executables, exports, members, functions, targets)
     bindings.check()
     weight_entries = {name: _weight(members, name, tensor) for name, tensor in sorted(bindings.tensors.items())}
-    # Last: a member that is there for other reasons keeps its name when these are stripped.
+    # Last: a member that another entry needs keeps its name when `strip` removes these.
     for full_name, tensors in sorted((golden or {}).items()):
         function = functions[full_name.removeprefix(f"{name}.")]
         function["golden"] = _golden(members, specs[full_name], tensors)
@@ -131,9 +131,9 @@ def gather(
 def extend(archive: Archive, executables: Sequence[Member]) -> dict[str, Content]:
     """Return the members of a bundle with more executables, of a jaxlib that has none for their target and bucket.
 
-    What was there before stays byte for byte, and so does the index, as a member: `bundle/additions.py` writes the
-    bundle before again. Members are read and checked when they are written. Raises Inconsistent as `gather` does,
-    ValueError where an executable of this jaxlib is there.
+    The earlier members stay byte for byte, and the earlier index becomes a member: `bundle/additions.py` restores the
+    earlier bundle from them. Writing the members reads and checks them. Raises Inconsistent as `gather` does,
+    ValueError if there is an executable of this jaxlib already.
     """
     before = archive[INDEX]
     result = copy.deepcopy(archive.index)
@@ -162,7 +162,7 @@ def _add_executables(
     functions: Mapping[str, Any],
     targets: dict[str, Any],
 ) -> None:
-    """Add executables to the members of a bundle, and to what its index says of functions and targets."""
+    """Add executables to the members of a bundle, and to the functions and targets of its index."""
     rows = [_entry_of(name, member, exports) for member in executables]
     for artifact, entry, target, member in sorted(rows, key=lambda row: (row[0], index.order(row[1]))):
         if targets.setdefault(entry["target"], target) != target:
@@ -177,7 +177,7 @@ def _add_executables(
 
 
 def _format(functions: Mapping[str, Any], with_files: bool) -> int:
-    """Return the first version of the bundle format that has what these functions need."""
+    """Return the first version of the bundle format that supports these functions."""
     if index.has_several_jaxlibs(functions.values()):
         return index.FORMAT_WITH_JAXLIBS
     if with_files:
@@ -189,7 +189,7 @@ class _Members:
     """The members of a bundle, each content once. data: name -> content."""
 
     def __init__(self, data: Mapping[str, Content] | None = None) -> None:
-        """data: members that are there, each of another content."""
+        """data: members that are there already, with different contents."""
         self.data: dict[str, Content] = dict(data or {})
         self._names = {digest(content): name for name, content in self.data.items()}
 
@@ -211,14 +211,14 @@ class _Members:
 
 
 def _weight(members: _Members, name: str, array: Tensor | Outside) -> dict[str, Any]:
-    """Return what the index says of an array, called `FILE:ARRAY`, and put it into the bundle if that has it."""
+    """Return the index's entry of an array, called `FILE:ARRAY`, and add its bytes to the bundle if it has them."""
     if isinstance(array, Outside):
         return {"file": name.partition(":")[0], "start": array.start, "aval": str(array.aval)}
     return {"member": members.add_array("weights", array), "aval": str(array.aval)}
 
 
 def _golden(members: _Members, spec: FunctionSpec, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return what the index says of golden inputs and outputs."""
+    """Return the index's entry for golden inputs and outputs."""
     rows: dict[str, Any] = {"bucket": dict(spec.golden["bucket"]), "inputs": {}, "outputs": {}}
     for path, tensor in tensors.items():
         row: dict[str, Any] = {"member": members.add_array("golden", tensor), "aval": str(tensor.aval)}
@@ -246,7 +246,7 @@ _DESCRIPTION = json_shapes.shape(
 
 
 def _described(name: str, description: bytes, exported: Content) -> dict[str, Any]:
-    """Return the description of an exported artifact as a bundle holds it; `components.INTERPRETER` says why."""
+    """Return a bundle's form of the description of an exported artifact; `components.INTERPRETER` gives the reason."""
     try:
         data: dict[str, Any] = strict_json.parse(description, LARGEST)
         _DESCRIPTION(data)
@@ -261,9 +261,10 @@ def _described(name: str, description: bytes, exported: Content) -> dict[str, An
 def _entry_of(
     name: str, member: Member, exports: Mapping[str, Content]
 ) -> tuple[str, dict[str, Any], dict[str, Any], Member]:
-    """Return what the index says of an executable, without the names of members: artifact, entry, and target.
+    """Return the index's entry of an executable, without the names of members: artifact, entry, and target.
 
-    The rest of its description is not kept. Raises Inconsistent where that is not of this one, or of these exports.
+    Nothing keeps the rest of its description. Raises Inconsistent if it does not belong to this executable, or to these
+    exports.
     """
     description = Description.from_json(member.description)
     artifact = description.artifact

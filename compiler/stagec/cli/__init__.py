@@ -95,7 +95,7 @@ COMMANDS = tuple(sorted(name for names in GROUPS.values() for name in names))
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name the option that was meant. words: of the command line."""
+    """A parser with errors that suggest the intended option. words: of the command line."""
 
     words: Sequence[str] = ()
 
@@ -116,7 +116,7 @@ def _no(what: str, name: str, names: Iterable[str], program: str) -> str:
 
 
 def _summaries() -> str:
-    """Return the commands with what each does, by groups, as help shows them."""
+    """Return the commands with a sentence about each, by groups, for the help."""
     lines = []
     for title, names in GROUPS.items():
         lines += ["", f"{title}:"]
@@ -207,9 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unwritable(error: OSError) -> int | None:
-    """Say what cannot be written, and return the exit status; None for any other error.
+    """Print the path that cannot be written, and return the exit status; None for any other error.
 
-    An error without the name of a file is of stdout or of a temporary file.
+    An error without the name of a file comes from stdout or a temporary file.
     """
     if error.errno not in _UNWRITABLE or not sys.stdout:
         return None
@@ -230,7 +230,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         from stagec.worker import template
 
         return template.serve(int(given[2]), _module(given[0]).preload, lambda words: main([given[0], *words]))
-    # The modules of the others are not imported where the command is the first word, as it is in a build's actions.
+    # If the command is the first word, as in a build's actions, this does not import the modules of the others.
     named = [name for name in COMMANDS if name in given[:1]]
     parser = _Parser(
         prog="stagec",

@@ -65,7 +65,7 @@ def run(options: Options) -> Answer:
 
 
 def _check_served(index: bytes, requirements: Sequence[str], function_specs: Mapping[str, FunctionSpec]) -> None:
-    """Raise StagecError where a bundle lacks executables of a jaxlib that its manifest names in `serves`."""
+    """Raise StagecError if a bundle lacks executables of a jaxlib that its manifest names in `serves`."""
     from stagec.bundle import fleet
 
     rows = fleet.serves(json.loads(index), [fleet.release(requirement, "--serves") for requirement in requirements])
@@ -82,7 +82,7 @@ def _check_served(index: bytes, requirements: Sequence[str], function_specs: Map
 
 
 def _described(given: list[str]) -> dict[str, Description]:
-    """Return the descriptions of files of weights, which are given as NAME=FILE, by name."""
+    """Return the descriptions of files of weights, given as NAME=FILE, by name."""
     from stagec.bundle.external import Description
 
     described = {}
@@ -93,7 +93,7 @@ def _described(given: list[str]) -> dict[str, Description]:
 
 
 def _interface(exported: Content) -> Mapping[str, Any]:
-    """Return what an exported artifact without a description says itself. What Bazel's actions bundle has one."""
+    """Return the facts in an exported artifact without a description. Artifacts from Bazel's actions have one."""
     from stagec.bundle.archive import content
     from stagec.stages.exported import Exported
 

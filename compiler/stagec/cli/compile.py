@@ -103,7 +103,7 @@ def _write_texts(options: Options, spec: ExecutableSpec, serialized: bytes, lowe
 
 
 def _write(path: str | None, content: Callable[[], bytes | None]) -> None:
-    """Write a file that was asked for, unless there is nothing to write."""
+    """Write a requested file, unless there is nothing to write."""
     data = content() if path else None
     if path and data is not None:
         write_whole(path, data)

@@ -1,4 +1,4 @@
-"""What commands of the command line are given, read, write and print."""
+"""Options, inputs, outputs and messages of the commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stagec.bundle.sources import OnDisk
 
 Options: TypeAlias = argparse.Namespace
-"""What a command is given: a value of each of its `OPTIONS`."""
+"""The options of a command: a value for each of its `OPTIONS`."""
 
 
 def write_whole(path: str, data: bytes) -> None:
@@ -29,11 +29,11 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 def write_parts(path: str, parts: Iterable[bytes | memoryview]) -> None:
-    """Write what `--output` and its like name: a file whole, anything else as it is.
+    """Write to the path of `--output` and the like: a file in one step, anything else directly.
 
     parts: what is in it, one after the other; when they raise something, no file is written. Links are followed
     (`core/data/writing.py`).
-    Raises StagecError, naming the file, where that is not possible: a full disk, a folder that is read-only.
+    Raises StagecError, naming the file, if that is not possible: a full disk, a folder that is read-only.
     """
     try:
         if sys.stdout:  # the path may be a name of it
@@ -110,7 +110,7 @@ def split(text: str, parts: int) -> list[str]:
 
 
 class Sums:
-    """Size and digest of what is written, for `--json`."""
+    """Size and digest of the written bytes, for `--json`."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -136,9 +136,9 @@ def digest(data: bytes) -> dict[str, object]:
 
 
 class Answer(NamedTuple):
-    """What a command says on stdout.
+    """The output of a command on stdout.
 
-    value: what it says with `--json`.
+    value: the output with `--json`.
     text: what it says to a person, maybe of a file that anybody may have written; "" for nothing.
     status: the exit status.
     """

@@ -91,7 +91,7 @@ def layout_of(options: Options, container: bool, server: Server | None = None) -
 
 
 def _file_of(path: str) -> FileOf:
-    """Return a file that no index describes. Raises StagecError where it cannot be read."""
+    """Return a file that no index describes. Raises StagecError if it cannot be read."""
     from stagec.bundle.layout import FileOf
 
     content = on_disk(path)

@@ -67,7 +67,7 @@ PLUGINS = {"[--plugin PLATFORM=FOLDER]...": "packages that only compiling for th
 def telling_unread(options: Options) -> Iterator[None]:
     """Write what `--unread` asks for when the block has been left without an error.
 
-    Raises StagecError where it cannot be written.
+    Raises StagecError if it cannot be written.
     """
     if not options.unread:
         yield

@@ -1,1 +1,1 @@
-"""What an optimized program costs: its operations, the bytes that it moves, its exchanges with other devices."""
+"""The costs of an optimized program: its operations, the bytes that it moves, its exchanges with other devices."""

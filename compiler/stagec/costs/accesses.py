@@ -16,13 +16,13 @@ from stagec.costs.hlo import Computation, Instruction, Program
 _NOTHING = hlo.FREE | {"add-dependency", "after-all", "domain", "opt-barrier", "partition-id", "replica-id"}
 """Opcodes that move no bytes."""
 _MOVES = frozenset({*COLLECTIVES, "copy", "recv", "send", "slice"})
-"""What goes on beside other things from its start to its end, of which each moves a part of the bytes."""
+"""Operations that run beside others from their start to their end; both ends move a part of the bytes."""
 _CHAIN = "chain_id="
 """What XLA:TPU writes at each part of an exchange that goes on while other things are computed (`collectives`)."""
 
 
 def accessed(instruction: Instruction, computation: Computation, program: Program) -> int:
-    """Return the bytes that an instruction reads and writes; what it calls to run is not in it."""
+    """Return the bytes that an instruction reads and writes, without the computations that it calls to run."""
     opcode, result = instruction.operation, instruction.result
     if opcode in _NOTHING:
         return 0
@@ -87,7 +87,7 @@ def _written(result: Instruction, type_: str, inside: Computation) -> int:
 
 
 def _update(instruction: Instruction, inside: Computation) -> str:
-    """The type of what an instruction writes into an array that it is given; "" where it writes a new one."""
+    """The type of the update that an instruction writes into an operand; "" if it writes a new array."""
     if instruction.opcode == "dynamic-update-slice":
         return inside.instructions[instruction.operands[1]].type
     return (
@@ -128,7 +128,7 @@ def _read_by(user: Instruction, name: str, inside: Computation, program: Program
 
 
 def _same(instruction: Instruction, inside: Computation) -> Instruction:
-    """What an array is without bitcasts."""
+    """The array behind bitcasts."""
     while instruction.opcode == "bitcast":
         instruction = inside.instructions[instruction.operands[0]]
     return instruction

@@ -1,4 +1,4 @@
-"""The instructions of an optimized program with which devices exchange arrays: which devices, and how many bytes."""
+"""The instructions of an optimized program that exchange arrays between devices: the devices and the bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(instruction: Instruction, computation: Computation, fused: bool) -> Exchange | None:
-    """Return what an instruction of `computation` exchanges; None where it does not, and for the end of an exchange.
+    """Return the exchange of an instruction of `computation`; None if there is none, and for the end of an exchange.
 
     fused: whether the computation is a fusion's. XLA:TPU writes some things with fusions: an all-reduce of which each
     device then takes its part is a reduce-scatter; and parts of one all-gather, which go on while other things are
@@ -75,7 +75,7 @@ def _is_scattered(instruction: Instruction, computation: Computation) -> bool:
 
 
 def sent_bytes(exchange: Exchange, devices: int) -> int:
-    """Return how many bytes a device sends at least, in rings as NCCL's and XLA's, where the most do.
+    """Return the least bytes that the busiest device sends, in rings like NCCL's and XLA's.
 
     devices: of the program.
     """
@@ -89,7 +89,7 @@ def sent_bytes(exchange: Exchange, devices: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def groups(among: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Return which devices exchange with each other, or pairs of source and target; by the numbers of their partitions.
+    """Return groups of devices that exchange arrays, or pairs of source and target, by the numbers of their partitions.
 
     among: what XLA writes: a list of groups `{{0,1},{2,3}}` (`{}` is all devices); groups of an array of numbers that
     is transposed, `[2,2]<=[2,2]T(1,0)`; or axes of a mesh, `mesh['x'=2,'y'=4] {'x','y':(2)2}`, where `(2)2` is a part
@@ -131,7 +131,7 @@ def _of_mesh(among: str) -> tuple[tuple[int, ...], ...]:
 
 
 def axes(kind: str, among: str, sizes: Mapping[str, int]) -> str:
-    """Return along which axes of a mesh devices exchange arrays, "data, model"; "" where they are not whole rows.
+    """Return the mesh axes along which devices exchange arrays, "data, model"; "" if the groups are not whole rows.
 
     kind, among: of an `Exchange`. sizes: of the axes, in order; devices are counted row by row.
     """

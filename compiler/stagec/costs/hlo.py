@@ -1,6 +1,6 @@
-"""The text of an optimized program: its instructions, and how large their results are.
+"""Read the text of an optimized program: its instructions, and the sizes of their results.
 
-The text is what every backend gives; XLA:TPU and XLA:GPU give no assignment of buffers for a program compiled without
+Every backend gives the text; XLA:TPU and XLA:GPU give no assignment of buffers for a program compiled without
 a device.
 """
 
@@ -40,7 +40,7 @@ class Instruction(NamedTuple):
     computation: the computation that it is in; entry: whether that is the program itself; root: whether its result is
     the computation's. type: of the result, with layout. operands: names of instructions. number: of a parameter, of a
     tuple's element, or a constant integer; None for others. attributes: the rest of the line, as XLA writes it.
-    written: what is in the parentheses: the operands, or the elements of a constant.
+    written: the content of the parentheses: the operands, or the elements of a constant.
     """
 
     computation: str
@@ -72,7 +72,7 @@ class Instruction(NamedTuple):
 
     @property
     def branches(self) -> tuple[tuple[str, str], ...]:
-        """The computations of which a conditional runs one, each with its operand, by index; true is 1."""
+        """The branches of a conditional, each with its operand, by index; true is 1."""
         if self.opcode != "conditional":
             return ()
         match = _BRANCHES.search(self.attributes)
@@ -83,21 +83,21 @@ class Instruction(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """JAX's name of the operation that it comes from, "" where XLA has none."""
+        """JAX's name of the operation that it comes from, "" if XLA has none."""
         match = _MODEL_NAME.search(self.attributes)
         return re.sub(r"\\(.)", r"\1", match[1]) if match else ""
 
 
 @dataclass(frozen=True)
 class Computation:
-    """A computation: its instructions by name, each after its operands. root: the one whose result is its own."""
+    """A computation: its instructions by name, each after its operands. root: the instruction of its result."""
 
     name: str
     instructions: Mapping[str, Instruction]
 
     @functools.cached_property
     def root(self) -> Instruction:
-        """The instruction whose result is the computation's."""
+        """The instruction of the computation's result."""
         return next(instruction for instruction in reversed(list(self.instructions.values())) if instruction.root)
 
     @functools.cached_property
@@ -108,7 +108,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> Mapping[str, Sequence[Instruction]]:
-        """For each instruction, those that take its result; each once."""
+        """For each instruction, the users of its result, each once."""
         users: dict[str, list[Instruction]] = {}
         for instruction in self.instructions.values():
             for operand in dict.fromkeys(instruction.operands):
@@ -118,7 +118,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class Program:
-    """A program: its computations by name, in the order of the text. entry: the name of the one that is run."""
+    """A program: its computations by name, in the order of the text. entry: the name of the first one to run."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -126,7 +126,7 @@ class Program:
 
 @functools.lru_cache(maxsize=1)  # of the program that was compiled last, several things are counted
 def parse(text: str) -> Program:
-    """Read a program. Where the text has none, there are no computations and `entry` is "".
+    """Read a program. If the text has none, there are no computations and `entry` is "".
 
     In an artifact for several platforms JAX chooses by a constant, which XLA does not always fold: the branches of the
     other platforms never run, and are left out.
@@ -159,7 +159,7 @@ def parse(text: str) -> Program:
         which = computations[conditional.computation].instructions[conditional.operands[0]]
         if which.opcode == "constant" and which.number is not None:
             last = len(conditional.branches) - 1
-            # An index of no branch is that of the last.
+            # An index out of range selects the last branch.
             taken = which.number if 0 <= which.number <= last else last
             for i, (name, _) in enumerate(conditional.branches):
                 if i != taken:
@@ -211,7 +211,7 @@ def elements(type_: str) -> list[str]:
 
 @functools.lru_cache(maxsize=2**16)
 def size(type_: str, padded: bool = True) -> int:
-    """Return how many bytes the arrays of a type take, with the padding of tiles or without; tokens take none."""
+    """Return the bytes of a type's arrays, with or without the padding of tiles; tokens take none."""
     return sum(_array_size(array, padded) for array in _ARRAY.finditer(type_))
 
 

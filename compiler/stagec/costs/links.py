@@ -1,7 +1,7 @@
 """How long the links between devices need at least for an exchange of arrays.
 
 TPUs of a slice are a torus, or a grid where links do not go around; NVIDIA devices of a partition are at a switch;
-slices and partitions are joined by a network. What is assumed is in docs/costs.md.
+a network joins slices and partitions. docs/costs.md lists the assumptions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Torus:
         received = size * _received(kind, len(chips)) / whole
         if not kind.endswith("all-to-all"):
             return received
-        # Half of what each device has crosses the middle of each axis.
+        # Half of each device's data crosses the middle of each axis.
         per_link = size * len(places) / len(chips) / 4 / self.bandwidth / share
         across = [len(side) * per_link / count for side, count in zip(sides, links, strict=True) if count]
         return max(*across, received)
@@ -65,7 +65,7 @@ class Torus:
         return 0 if span < 2 else 2 if self.wraps[axis] and span == self.shape[axis] else 1
 
     def permutation_seconds(self, size: int, pairs: Sequence[tuple[Place, Place]]) -> float:
-        """Return how long it takes to send `size` bytes from each place to another: by the link that is used most.
+        """Return the time to send `size` bytes from each place to another: the time of the busiest link.
 
         They go along one axis after the other, the shorter way; half of them each way around where both are as long.
         """
@@ -98,11 +98,11 @@ class Switch:
     bandwidth: float
 
     def seconds(self, kind: str, size: int, places: Sequence[Place]) -> float:
-        """Return how long an exchange of `size` bytes takes in a group of devices."""
+        """Return the time of an exchange of `size` bytes in a group of devices."""
         return size * _received(kind, len(places)) / self.bandwidth if len(places) > 1 else 0.0
 
     def permutation_seconds(self, size: int, pairs: Sequence[tuple[Place, Place]]) -> float:
-        """Return how long it takes to send `size` bytes from each place to another."""
+        """Return the time to send `size` bytes from each place to another."""
         return size / self.bandwidth if any(source != target for source, target in pairs) else 0.0
 
 
@@ -110,9 +110,9 @@ class Switch:
 class Links:
     """How the devices of a target are connected.
 
-    inside: those of a domain, which is a slice of TPUs, or a partition of NVIDIA devices; None where nothing is known
+    inside: those of a domain, which is a slice of TPUs, or a partition of NVIDIA devices; None if nothing is known
     of them. domain: how many devices it has. network: between domains, bytes a second of a device in one direction;
-    None where that is not known.
+    None if that is not known.
     """
 
     inside: Torus | Switch | None
@@ -120,7 +120,7 @@ class Links:
     network: float | None = None
 
     def seconds(self, exchange: Exchange, devices: int, coords: Sequence[Place]) -> float | None:
-        """Return how long an exchange takes at least; None where the target does not say how fast the link is.
+        """Return the least time of an exchange; None if the target does not give the speed of the link.
 
         devices: of the program. coords: for each, x, y and z of its chip, and the core; empty for devices at a switch.
         Exchanges inside and between domains go on at the same time.
@@ -181,5 +181,5 @@ class Seconds:
     coords: tuple[Place, ...]
 
     def __call__(self, exchange: Exchange) -> float | None:
-        """Return it for one exchange; None where it is not known."""
+        """Return it for one exchange; None if it is not known."""
         return self.links.seconds(exchange, self.devices, self.coords) if self.links else None

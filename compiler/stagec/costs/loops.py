@@ -19,11 +19,11 @@ _DIRECTION = re.compile(r" direction=([A-Z]{2})")
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 _SCALAR = re.compile(r"[su]\d+\[\]")
 _SAME = ("copy", "bitcast", "convert", "reshape", "copy-done", "copy-start", "opt-barrier")
-"""What passes a number on ..."""
+"""Instructions that pass a number on ..."""
 _PASSED = ("get-tuple-element", "parameter", "copy", "copy-done", "copy-start", "bitcast")
-"""... and what passes on arrays, which may be elements of a loop's state that no turn changes."""
+"""... and those that pass on arrays. These may be elements of a loop's state that no turn changes."""
 _DEEPEST = 200
-"""Instructions after which a number is followed no further."""
+"""Follow a number through at most this many instructions."""
 
 
 class Element(NamedTuple):
@@ -34,11 +34,11 @@ class Element(NamedTuple):
 
 
 Number: TypeAlias = int | Element | None
-"""What is known of a scalar: its value, that it is an element of the loop's state, or nothing."""
+"""Knowledge about a scalar: its value, its place in the loop's state, or nothing."""
 
 
 class Scope:
-    """The instructions of a computation, where it is called: what is known of their numbers.
+    """The instructions of a computation at one call, and the knowledge about their numbers.
 
     outer, operands: who calls it, and with which instructions; None and none for the program itself.
     state: what is known of the elements of its one parameter, a tuple, where it is the body of a loop.
@@ -58,7 +58,7 @@ class Scope:
         self._constants: dict[str, frozenset[int]] = {}
 
     def number(self, name: str, depth: int = 0) -> Number:
-        """Return what is known of a number, or of an array that is the same as an element of the state."""
+        """Return the knowledge about a number, or about an array that equals an element of the state."""
         if name not in self._numbers:
             instruction = self.computation.instructions[name]
             self._numbers[name] = self._number(instruction, depth) if depth < _DEEPEST else None
@@ -85,7 +85,7 @@ class Scope:
         return None
 
     def element(self, name: str, index: int, depth: int = 0) -> Number:
-        """Return what is known of an element of a tuple."""
+        """Return the knowledge about an element of a tuple."""
         instruction = self.computation.instructions[name]
         if depth >= _DEEPEST:
             return None
@@ -119,7 +119,7 @@ class Scope:
         return Scope(self.program, condition, state=state), Scope(self.program, body, state=state)
 
     def turns(self, instruction: Instruction) -> int | None:
-        """Return how often the body of a `while` runs; None where that is decided while it runs."""
+        """Return the number of turns of a `while`; None if it is decided at run time."""
         noted = _KNOWN.search(instruction.attributes)
         if noted:
             return int(noted[1])
@@ -150,7 +150,7 @@ class Scope:
         return self._constants[instruction.name]
 
     def _comparison(self, name: str, depth: int = 0) -> tuple[str, Number, Number] | None:
-        """What an instruction compares, and how."""
+        """The operands and the direction of a comparison."""
         instruction = self.computation.instructions[name]
         if depth > _DEEPEST:
             return None
@@ -167,7 +167,7 @@ class Scope:
 
 
 def _turns(direction: str, start: int, end: int, step: int) -> int | None:
-    """How often `start`, which grows by `step`, compares with `end`; None where it never ends but by overflow."""
+    """The number of true comparisons of `start` with `end`, growing by `step`; None if only overflow ends it."""
     if direction in ("GT", "GE"):
         direction, start, end, step = direction.replace("G", "L"), -start, -end, -step
     if direction == "NE":
@@ -201,5 +201,5 @@ def _parts(instruction: Instruction) -> tuple[str, str]:
 
 
 def _elements(instruction: Instruction) -> int:
-    """How many elements the state of a `while` has at most; more where some are tuples, which is of no harm."""
+    """The most elements of the state of a `while`; too many if some are tuples, which does no harm."""
     return instruction.type.count("[") + 1

@@ -35,7 +35,7 @@ MULTIPLIED = ("dot", "ragged-dot", "scaled-dot", "convolution", "custom-call")
 TARGET = re.compile(r' custom_call_target="([^"]*)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
 SHARDINGS = frozenset(("SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"))
-"""Custom calls that say how an array is split: they are gone when a program is compiled."""
+"""Custom calls that annotate shardings: compiling removes them."""
 NAMES = SHARDINGS | {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "GatherScatterIndicesBitpacked"}
 """Custom calls that say something of an array: they compute nothing, and move nothing either."""
 NOTHING = NAMES.union(
@@ -61,7 +61,7 @@ _OTHER_NAMES = {
 
 
 def flops(instruction: Instruction, operands: Sequence[str], applied: Callable[[], int | None]) -> int | None:
-    """Return the operations of an instruction; None where they are not known. What it calls is not in it.
+    """Return the operations of an instruction, without its called computations; None if they are not known.
 
     operands: their types. applied: gives those of the computation that a reduction applies to an element.
     """
@@ -123,7 +123,7 @@ def _custom_call(instruction: Instruction, operands: Sequence[str]) -> int | Non
 
 
 def estimate(instruction: Instruction, name: str) -> int | None:
-    """Return what the author of a Pallas kernel for TPUs said of it (`cost_estimate`); None where nothing was said.
+    """Return the author's estimate for a Pallas kernel for TPUs (`cost_estimate`); None if there is none.
 
     name: "flops" or "bytes_accessed".
     """

@@ -24,8 +24,8 @@ class Event(NamedTuple):
     """Something that a device does.
 
     track: COMPUTE, LINKS or COPIES. name: of the instruction, or what it waits for. kind: opcode, "wait" or "turns".
-    at, seconds: when it begins and how long it takes. model_name: JAX's name of the operation. flops, bytes: None where
-    they are not known. turns: of a loop; None where that is not known, and for others.
+    at, seconds: its start and its duration. model_name: JAX's name of the operation. flops, bytes: None where they are
+    not known. turns: of a loop; None if that is not known, and for others.
     """
 
     track: str
@@ -49,7 +49,7 @@ class Rates(NamedTuple):
 def schedule(
     program: hlo.Program, devices: int, seconds: Callable[[Exchange], float | None], rates: Rates
 ) -> tuple[list[Event], float]:
-    """Return what a device does, in the order in which it begins, and when it has ended.
+    """Return the events of a device in the order of their starts, and the end of the last one.
 
     devices, seconds: as for `totals.count`. Of a loop there is the first turn, and the others as one; where the number
     of turns is not known, one turn. Of a conditional there is the longest branch. An exchange of unknown length takes
@@ -64,7 +64,7 @@ def schedule(
 
 @dataclass
 class _Copy:
-    """Bytes that are moved beside what is computed, while that leaves the memory free.
+    """Bytes that move beside the computation, while it leaves the memory free.
 
     remaining: seconds that it still takes alone. begun: None before it is its turn. event: without times; None for the
     part of an exchange, which has one on the links.
@@ -93,7 +93,7 @@ class _Simulation:
 
     @property
     def ended(self) -> float:
-        """When everything has ended, also what nothing waits for."""
+        """The end of everything, including events that nothing waits for."""
         return max(self.now + sum(copy.remaining for copy in self.copies), self.free)
 
     def run(self, scope: Scope) -> None:
@@ -172,7 +172,7 @@ class _Simulation:
             self.events.append(Event(COMPUTE, f"wait for {name}", "wait", self.now, until - self.now))
             self._pass(until - self.now, 0.0)
         while name in names and any(copy.name == name and copy.event for copy in self.copies):
-            self._copied(self.copies.pop(0), self.now)  # what rounding has left of it
+            self._copied(self.copies.pop(0), self.now)  # the remainder of rounding
 
     def _loop(self, instruction: Instruction, scope: Scope) -> None:
         turns = scope.turns(instruction)

@@ -1,7 +1,7 @@
-"""What a run of an optimized program costs one device: operations, bytes of memory, and exchanges with other devices.
+"""The costs of a run of an optimized program on one device: operations, bytes of memory, and exchanges with others.
 
 XLA counts the body of a loop once; here it counts as often as it runs (`loops`). Of a conditional the
-larger branch counts, for each metric by itself. A metric is None where it depends on what is not known: how often a
+larger branch counts, for each metric by itself. A metric is None if it depends on something unknown: how often a
 loop turns, or what a custom call does.
 """
 
@@ -18,7 +18,7 @@ from stagec.costs.hlo import Instruction
 from stagec.costs.loops import Scope
 
 Metrics: TypeAlias = dict[tuple[str, ...], float | None]
-"""Metrics by name, those of collectives by kind and name; None where not known. What is not there is 0."""
+"""Metrics by name, those of collectives by kind and name; None if not known. Missing metrics are 0."""
 _OPERATION, _AMONG = "operation", "among"
 """Of keys with three parts: of an opcode, or of devices that exchange arrays (`itemize`)."""
 _ENDS = ("-done", "-update")
@@ -28,7 +28,7 @@ FLOPS, BYTES, SECONDS = ("flops",), ("bytes",), ("seconds",)
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run of a program costs one device.
+    """The costs of a run of a program on one device.
 
     flops: operations (`operations`). bytes: read from main memory and written to it (`accesses`). seconds: that links
     are busy at least; None also where they are not known. collectives: kind -> "count", how often; "bytes" of the
@@ -43,7 +43,7 @@ class Cost:
 
 
 def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) -> Cost:
-    """Return what a program costs.
+    """Return the costs of a program.
 
     text: the optimized HLO. devices: on how many it runs. seconds: how long links need for an exchange; None where that
     is not known.
@@ -58,7 +58,7 @@ def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) 
 
 @dataclass(frozen=True)
 class Items:
-    """What a program consists of, as often as it runs.
+    """The parts of a program, multiplied by their runs.
 
     operations: opcode -> "count", how many instructions run, and "flops", their operations. exchanges: kind and among
     whom, as `Exchange` has them -> "count", "bytes", "sent_bytes" and "seconds".
@@ -68,17 +68,17 @@ class Items:
     exchanges: Mapping[tuple[str, str], Mapping[str, float | None]]
 
 
-@functools.lru_cache(maxsize=1)  # both are asked of the program that was compiled last
+@functools.lru_cache(maxsize=1)  # callers ask for both after compiling a program
 def _counted(
     text: str, devices: int, seconds: Callable[[Exchange], float | None]
 ) -> tuple[Mapping[tuple[str, ...], float | None], tuple[str, ...]]:
-    """Return the metrics of a program with their parts, and what they depend on that is not known."""
+    """Return the metrics of a program with their parts, and the missing facts behind unknown ones."""
     counter = Counter(devices, seconds, itemized=True)
     return counter.program(hlo.parse(text)), tuple(counter.unknown)
 
 
 def itemize(text: str, devices: int, seconds: Callable[[Exchange], float | None]) -> Items:
-    """Return what the costs of a program consist of; text, devices and seconds are those of `count`."""
+    """Return the parts of a program's costs; text, devices and seconds are those of `count`."""
     operations: dict[str, dict[str, float | None]] = {}
     exchanges: dict[tuple[str, str], dict[str, float | None]] = {}
     for key, value in sorted(_counted(text, devices, seconds)[0].items()):
@@ -145,7 +145,7 @@ def runs(program: hlo.Program, devices: int) -> dict[str, Runs]:
 
 
 class Counter:
-    """Counts computations. unknown: what it came across, by its name for a person. itemized: for `itemize`."""
+    """Counts computations. unknown: unknown facts on the way, by their name for a person. itemized: for `itemize`."""
 
     def __init__(self, devices: int, seconds: Callable[[Exchange], float | None], itemized: bool = False) -> None:
         self.devices, self.unknown, self._itemized = devices, dict[str, None](), itemized
@@ -248,7 +248,7 @@ def _add(total: Metrics, metrics: Metrics) -> None:
 
 
 def _times(metrics: Metrics, times: int | None) -> Metrics:
-    """Metrics of what runs several times; those that are 0 stay 0, however often."""
+    """Metrics of an operation that runs several times; 0 stays 0 for any number of runs."""
     return {key: value and (None if times is None else value * times) for key, value in metrics.items()}
 
 

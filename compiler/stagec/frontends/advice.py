@@ -1,4 +1,4 @@
-"""What JAX traces and no artifact can hold, or what it lowers for fewer platforms: what to write instead."""
+"""Advice for functions that JAX traces, but no artifact can hold, or that JAX lowers for fewer platforms."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _WRITE = {
         "and a Pallas kernel is for devices: write another function in the manifest for targets with platform cpu"
     ),
 }
-"""What to write, by what JAX says."""
+"""The advice, by JAX's message."""
 
 
 def on(error: StagecError) -> StagecError:
-    """Return an error of JAX's with what to write instead, where that is known."""
+    """Return an error of JAX's with the advice, if there is one."""
 
     def advised(problem: Any) -> Any:
         write = next((write for said, write in _WRITE.items() if said in f"{problem.what}\n{problem.write}"), None)

@@ -1,4 +1,4 @@
-"""How the arguments and results of a function of arrays are split over devices: what `jit` and manifests say."""
+"""How the arguments and results of a function of arrays are split over devices, by `jit` and manifests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_of(program: Program, in_shardings: Any, out_shardings: Any, args: Any,
     """Return how a program is split: by trees of shardings, prefixes of the arguments and the result, and by itself.
 
     args: structure of the positional arguments, which come first among the program's inputs.
-    Raises ValueError where a sharding does not fit, or there are two meshes.
+    Raises ValueError if a sharding does not fit, or there are two meshes.
     """
     given = [*_flat(_of_arguments(in_shardings), args)]
     given += [None] * (len(program.inputs) - len(given))
@@ -70,9 +70,9 @@ def named(mesh: Axes, split: Sequence[Partition | None], count: int) -> tuple[Na
 
 
 def of_manifest(spec: FunctionSpec, key: str, structure: Any) -> Any:
-    """Return a tree of shardings for a structure, of what a manifest has under a key: "in_shardings".
+    """Return a tree of shardings for a structure, from the manifest's value of a key such as "in_shardings".
 
-    Raises StagecError where they do not fit (`entries.partitions_of`).
+    Raises StagecError if they do not fit (`entries.partitions_of`).
     """
     prefix = getattr(spec, key)
     if prefix is None:

@@ -40,7 +40,7 @@ def tracers(
     inline: bool = False,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], ArrayTracer]:
-    """Return what makes the tracer of a function. `staging.jit` says what the parameters mean.
+    """Return the function that makes the tracer of a function. `staging.jit` explains the parameters.
 
     refused: names of others that were given. options: those of `ArrayTracer`.
     """
@@ -70,7 +70,7 @@ class ArrayTracer:
         """Parameters are those of `staging.jit`, and two more.
 
         out_shardings: or a function that gives them for the structure of the result.
-        refusal: makes the error for a function that changes what it takes; None: a ValueError.
+        refusal: makes the error for a function that changes its arguments; None: a ValueError.
         Raises ValueError for numbers and names of arguments that the function does not have.
         """
         self.like: Any = fun
@@ -145,7 +145,7 @@ class ArrayTracer:
     def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[ShapedArray]) -> tuple[Run, Any]:
         dynamic, _ = self.static.split(args, kwargs)
         for leaf, aval in zip(pytrees.flatten(dynamic)[0], known, strict=True):
-            _placed(leaf, aval)  # what has no elements is refused before it is compiled for
+            _placed(leaf, aval)  # refuses an array without elements before the compilation
         function, structure, out_structure = self.flat(args, kwargs)
         if self._compiler_options or any(function.donated) or function.split.mesh:
             compiled = self._traced(function, structure, out_structure).lower().compile()
@@ -206,7 +206,7 @@ class ArrayTracer:
 
 
 _LARGE = 1 << 20
-"""Bytes of constants from which on a module has a context of its own: a context that is kept would keep them."""
+"""With more bytes of constants, a module has a context of its own: a shared context would keep them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +238,7 @@ class FlatFunction:
         )
 
     def export(self, platforms: Sequence[str]) -> Exported:
-        """Return the function as an artifact. Its vector-Jacobian product is traced when it is asked for."""
+        """Return the function as an artifact. The first request for its vector-Jacobian product traces it."""
         with dialects.kept_context() if constant_bytes(self.program) < _LARGE else dialects.make_context():
             serialized = exporting.portable(self.module(platforms))
         count_in, count_out = len(self.in_avals), len(self.out_avals)
@@ -287,7 +287,7 @@ def _structs(avals: Sequence[ShapedArray]) -> list[ShapeDtypeStruct]:
 
 
 def abstract(leaf: Any) -> ShapedArray:
-    """Return what is known of an argument. Raises TypeError for what is not an array or a number."""
+    """Return the abstract value of an argument. Raises TypeError for anything but an array or a number."""
     if isinstance(leaf, NUMBERS) and type(leaf) in NUMBERS:
         dtype = dtypes.of_python(type(leaf))
         if type(leaf) is int and not dtypes.limits(dtype)[0] <= leaf <= dtypes.limits(dtype)[1]:
@@ -313,7 +313,7 @@ def _dtype(leaf: Any) -> dtypes.DType:
 
 
 def _result(leaf: Any, fun: Callable[..., Any]) -> Any:
-    """Return a result of a function as an operand. Raises TypeError for what is not an array or a number."""
+    """Return a result of a function as an operand. Raises TypeError for anything but an array or a number."""
     if isinstance(leaf, Tracer | execution.Array):
         return leaf
     if type(leaf) in NUMBERS:
@@ -329,7 +329,7 @@ def _result(leaf: Any, fun: Callable[..., Any]) -> Any:
 
 
 def _loaded(program: Program) -> Run:
-    """Compile for this process's CPU, and return what takes leaves of arguments and gives those of the result."""
+    """Compile for this process's CPU; return a function from leaves of arguments to leaves of the result."""
     taken = exporting.kept(program, False)
     used = Program([program.inputs[i] for i in taken], program.equations, program.outputs, program.constants)
     executable = execution.load(used, dialects.make_context())

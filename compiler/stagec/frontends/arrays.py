@@ -38,7 +38,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
     """Trace, lower and export the function of `spec`: one module for all devices."""
     traced = _traced(spec, import_roots, ArrayTracer.trace)
     with phases.phase("lower"):
-        serialized = user_code.run(  # what stores derivatives is what traces them
+        serialized = user_code.run(  # storing derivatives traces them
             lambda: traced.export(spec.platforms).serialize(spec.vjp_order),
             f"exporting {spec.entry} raised",
             spec.manifest,
@@ -49,7 +49,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
 
 @repeatable.clock_and_chance()
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources."""
+    """Return the module of `export` as StableHLO text with each operation's place in the user's sources."""
     function, _, _ = _traced(spec, import_roots, ArrayTracer.flat)
     with dialects.make_context():
         module = function.module(spec.platforms, located=True)
@@ -67,7 +67,7 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
 def results(
     spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return what the function itself gives, traced again for the shapes of the values: not what was exported of it."""
+    """Return the result of the function itself, traced again for the shapes of the values, without the export."""
     tracer, args, kwargs = _prepared(spec, import_roots)
     with _settings(spec):
         leaves, structure = pytrees.flatten((args, kwargs))
@@ -83,7 +83,7 @@ def results(
 def _traced(
     spec: FunctionSpec, import_roots: Sequence[str], trace: Callable[[ArrayTracer, tuple[Any, ...], dict[str, Any]], T]
 ) -> T:
-    """Return the function of `spec` traced, as `trace` does it. Raises StagecError with all that is wrong."""
+    """Return the function of `spec` traced, as `trace` does it. Raises StagecError with all faults."""
     tracer, args, kwargs = _prepared(spec, import_roots)
     failed = f"tracing {spec.entry} raised"
     with _settings(spec), phases.phase("trace"):
@@ -112,7 +112,7 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[ArrayTra
 
 @contextlib.contextmanager
 def _settings(spec: FunctionSpec) -> Iterator[None]:
-    """Have what the manifest says of tracing."""
+    """Apply the manifest's settings for tracing."""
     precision = spec.matmul_precision or "default"
     if precision not in contractions.PRECISIONS:
         what = f'"{precision}" is an algorithm of products, and stagec\'s own tracer has precisions alone'
@@ -123,7 +123,7 @@ def _settings(spec: FunctionSpec) -> Iterator[None]:
 
 
 def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
+    """Return the abstract arguments. Raises StagecError with all their faults."""
     if spec.avals is not None:
         result, advice = entries.arguments_of_callable(spec, "ShapeDtypeStruct")
         return entries.abstracted(spec, result, _abstract, advice)

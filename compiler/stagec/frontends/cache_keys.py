@@ -24,13 +24,13 @@ class UnknownKeyError(RuntimeError):
 
 
 class _Lowered(Exception):
-    """What JAX was about to compile: its key, and whether it calls back into Python."""
+    """The program that JAX was about to compile: its key, and whether it calls back into Python."""
 
 
 def recorded(get: Callable[[], str]) -> Key:
     """Return the key that `get` asks JAX for, in its parts.
 
-    Raises UnknownKeyError where the parts do not make JAX's key: another release may put them together otherwise.
+    Raises UnknownKeyError if the parts do not make JAX's key: another release may combine them differently.
     """
     parts: dict[str, bytes] = {}
 
@@ -49,11 +49,11 @@ def recorded(get: Callable[[], str]) -> Key:
 
 
 def key_of(compile_: Callable[[], Any]) -> tuple[Key, bool]:
-    """Return the key of what `compile_` has JAX compile, and whether that calls back into Python.
+    """Return the key of the program that `compile_` makes JAX compile, and whether it calls back into Python.
 
     JAX compiles nothing.
     """
-    from jax._src import compilation_cache  # a program that runs must start where a release has none
+    from jax._src import compilation_cache  # a running program must start even if a release has none
 
     def stop(
         _: Any,

@@ -24,9 +24,9 @@ from stagec.frontends import patched, user_code
 _CALLBACKS = frozenset(patch.object.name for patch in patched.CALLBACKS)
 """Names of the primitives that call back into Python."""
 _VARIABLES = {"equinox": ("EQX_ON_ERROR", 'its checks then give NaN where they fail; with "off" it checks nothing')}
-"""Libraries whose callbacks a variable turns off, and what the value "nan" does."""
+"""Libraries with a variable that turns off callbacks, and the effect of the value "nan"."""
 _HANDLING: Any = jax.make_user_context(None)
-"""How callbacks are bound: "drop", or a `_Seen` that keeps where; None: as in JAX.
+"""How to bind callbacks: "drop", or a `_Seen` that keeps their places; None: as in JAX.
 
 JAX keeps what it traced under another value apart (https://docs.jax.dev/en/latest/_autosummary/jax.make_user_context.html).
 """
@@ -45,8 +45,8 @@ class _Seen:
 class Callback:
     """A callback in a program.
 
-    place: FILE:LINE in the model; "" where it is not known. primitive: name of what calls back.
-    library: the distribution that puts it in, with its version, and the line there; "" where the model itself does.
+    place: FILE:LINE in the model; "" if it is not known. primitive: name of the operation that calls back.
+    library: the distribution that adds it, with its version, and the line there; "" if the model itself does.
     distribution: name of that. results: whether it has any.
     """
 
@@ -57,14 +57,14 @@ class Callback:
     results: bool
 
     def what(self, entry: str) -> str:
-        """Return what is wrong. entry: what is named where no line of the model is known."""
+        """Return the fault. entry: the name in the message if no line of the model is known."""
         of_library = f" of {self.library}" if self.library else ""
         return f"{self.place or entry}: a host callback ({self.primitive}){of_library} cannot be built ahead of time"
 
     def write(self, drop: str, declare: str, environment: Mapping[str, str]) -> str:
-        """Return what to write instead.
+        """Return the correction.
 
-        drop: how callbacks without results are dropped. declare: how a variable is given a value, with {} for both.
+        drop: how to drop callbacks without results. declare: how to set a variable, with {} for name and value.
         environment: variables that were declared.
         """
         if not self.results:
@@ -91,7 +91,7 @@ def handling(host_callbacks: str) -> AbstractContextManager[object]:
 
 
 def _watch() -> None:
-    """Have the primitives look at `_HANDLING` when they are bound, from now on."""
+    """Make the primitives check `_HANDLING` from now on when they are bound."""
     for patch in patched.CALLBACKS:
         patch.forever(_bind)
 
@@ -121,9 +121,9 @@ def problems(spec: FunctionSpec, jaxpr: Any) -> list[Problem]:
 
 
 def sentences(jaxpr: Any, platforms: Sequence[str], entry: str) -> list[str]:
-    """Return two lines for each callback of the model, in the order of the program: what is wrong, what to write.
+    """Return two lines for each callback of the model, in the order of the program: the fault, the correction.
 
-    platforms: that it is lowered for. entry: what is named where no line is known.
+    platforms: those of the lowering. entry: the name in the message if no line is known.
     """
     declare = 'set os.environ["{}"] = "{}" before the library is imported'
     return [
@@ -157,7 +157,7 @@ def _callback(equation: Any, frames: _Frames) -> Callback:
 
 
 def _distribution(module: str, line: str) -> tuple[str, str, str]:
-    """Return the distribution of a module, its version, and the line in it; the module itself where it has none."""
+    """Return the distribution of a module, its version, and the line in it; the module itself if it has none."""
     name = next(iter(metadata.packages_distributions().get(module, [])), "")
     return (name, metadata.version(name), line) if name else (module, "", line)
 
@@ -176,7 +176,7 @@ def _leaves(jaxpr: Any, outside: _Frames) -> Iterator[tuple[Any, _Frames]]:
 
 
 def _lowers_to_a_callback(equation: Any, platforms: Sequence[str]) -> _Frames | None:
-    """Return where an operation binds a callback while it is lowered, which no jaxpr shows; None: nowhere."""
+    """Return the place where an operation binds a callback during lowering (no jaxpr shows it); None: nowhere."""
 
     def alone(*operands: Any) -> Any:
         return equation.primitive.bind(*operands, **equation.params)
@@ -194,7 +194,7 @@ def _lowers_to_a_callback(equation: Any, platforms: Sequence[str]) -> _Frames | 
 
 
 def _frames(equation: Any) -> _Frames:
-    """Return where an equation was made; () where nothing is known of it."""
+    """Return the place that made an equation; () if it is not known."""
     stack = equation.source_info.traceback
     frames = [(frame.file_name, frame.line_num) for frame in stack.frames] if stack else []
     # vmap of an io_callback leaves no call stack: the function that is called back is in the model as well.

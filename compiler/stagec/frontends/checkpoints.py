@@ -31,9 +31,9 @@ _ANOTHER = 'if the function takes another tree, write avals = "package.module:fu
 def avals(spec: FunctionSpec, leaf: str, key: str, roots: Sequence[str]) -> Tree:
     """Return the tree of avals that a leaf such as "safetensors:weights.safetensors?sep=." stands for.
 
-    key: of the leaf, for messages. roots: folders below which the manifest's folder is looked for, first wins.
-    Raises StagecError if there is no such file, if it is of another kind or not whole, and if the library for it is not
-    installed.
+    key: of the leaf, for messages. roots: folders that may contain the manifest's folder, first wins.
+    Raises StagecError if there is no such file, if it has another kind or is incomplete, and if the library for it is
+    not installed.
     """
     name, _, rest = leaf.partition(":")
     kind = _KINDS[name]
@@ -64,7 +64,7 @@ def avals(spec: FunctionSpec, leaf: str, key: str, roots: Sequence[str]) -> Tree
 
 
 def problems(spec: FunctionSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Problem]:
-    """Return what each argument from a file has, for a function that could not be traced with them."""
+    """Return the arrays of each argument from a file, for the error of a function that tracing failed for."""
     written = {f"args[{i}]": pair for i, pair in enumerate(zip(spec.args, args, strict=True))}
     written |= {f"kwargs.{name}": (tree, kwargs[name]) for name, tree in spec.kwargs.items()}
     return [
@@ -75,7 +75,7 @@ def problems(spec: FunctionSpec, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _shown(tree: Any) -> str:
-    """Return the arrays of a tree for a person, cut short where they are many."""
+    """Return the arrays of a tree for a person, cut short if there are many."""
     leaves, structure = pytrees.flatten(tree)
     names = (re.sub(r"\['?(.*?)'?\]", r".\1", path)[1:] for path in pytrees.to_tree(structure).paths())
     rows = [f"{name} {leaf.dtype}[{','.join(map(str, leaf.shape))}]" for name, leaf in zip(names, leaves, strict=True)]
@@ -84,7 +84,7 @@ def _shown(tree: Any) -> str:
 
 
 class _Misfit(Exception):
-    """A file has something other than a tree of avals: what is wrong with it, and what to write."""
+    """A file does not have a tree of avals: the fault, and the correction."""
 
 
 def _nested(tensors: Mapping[str, safetensors.Tensor], separator: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _nested(tensors: Mapping[str, safetensors.Tensor], separator: str) -> dict[s
 
 
 def _orbax(path: Path) -> Any:
-    """Return the metadata of a checkpoint: what orbax stores of each leaf, instead of the leaves."""
+    """Return the metadata of a checkpoint: orbax's entry of each leaf, instead of the leaves."""
     from orbax import checkpoint
 
     if not (path / "_METADATA").is_file():  # orbax tells of another file
@@ -120,7 +120,7 @@ def _orbax(path: Path) -> Any:
 
 
 def _at(tree: Any, path: str) -> Any:
-    """Return what is at a path such as `params.layers.0`."""
+    """Return the subtree at a path such as `params.layers.0`."""
     done = ""
     for part in path.split("."):
         names = list(map(str, tree)) if isinstance(tree, Mapping) else []
@@ -163,7 +163,7 @@ def _join(path: str, part: object) -> str:
 
 
 def _steps(path: Path, folder: str) -> str:
-    """Return what to write for a folder that may have checkpoints below it."""
+    """Return the advice for a folder that may have checkpoints below it."""
     below = sorted(file.parent.relative_to(path).as_posix() for file in path.glob("**/_METADATA"))
     return f'write for example "orbax:{folder}/{below[-1]}"' if below else "name the folder that has the file _METADATA"
 
@@ -171,8 +171,8 @@ def _steps(path: Path, folder: str) -> str:
 class _Kind(NamedTuple):
     """A kind of file.
 
-    called: what it is. library: the distribution that reads it. read: path -> a tree that `_texts` takes.
-    write: what to write where it is something else. is_folder: whether it is a folder.
+    called: its name in messages. library: the distribution that reads it. read: path -> a tree for `_texts`.
+    write: the advice if it is something else. is_folder: whether it is a folder.
     """
 
     called: str

@@ -17,7 +17,7 @@ from stagec.stages import mlir
 from stagec.stages.exported import Exported
 
 LARGE = 2**20
-"""Bytes from which on a warning names a constant: it is in each executable of the function, and compiled with it."""
+"""The size in bytes for a warning about a constant: each executable of the function contains it."""
 
 
 def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> list[dict[str, Any]]:
@@ -51,12 +51,12 @@ def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> lis
 
 
 def _is_splat(operation: ir.Operation) -> bool:
-    """Whether a large constant is one repeated value: only others are left out of text."""
+    """Whether a large constant is one repeated value: the text form leaves out only other constants."""
     return "__elided__" not in str(operation.get_asm(large_elements_limit=1))
 
 
 def advice(spec: FunctionSpec, constants: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Return what to say of each of what `find` returned. It is not a mistake."""
+    """Return a warning for each result of `find`. It is not a mistake."""
     problems: list[Problem] = []
     for constant in constants:
         origin = " of ".join(filter(None, (constant["name"], constant["where"]))) or "an array"

@@ -1,4 +1,4 @@
-"""Whether what a manifest declares is about arrays that the traced function has: padding, weights, names and state."""
+"""Check that a manifest's declarations fit the traced function's arrays: padding, weights, names and state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stagec.core.trees.tree import argument_path
 from stagec.stages.exported import Exported
 
 Fault: TypeAlias = tuple[str, str, str]
-"""A key of a function in the manifest, what is wrong there, and what to write instead."""
+"""A key of a function in the manifest, the fault there, and the correction."""
 
 
 def check(spec: FunctionSpec, serialized: bytes, parameters: Sequence[str]) -> dict[str, str]:
-    """Return for each argument that `spec` binds to weights where it is: `args[0]`, or `kwargs['scale']`.
+    """Return the place of each argument that `spec` binds to weights: `args[0]`, or `kwargs['scale']`.
 
     serialized: the exported artifact. parameters: names of the function's parameters, as a `Call` has them.
     Raises StagecError for padding, bound weights, names and states that do not fit.
@@ -90,9 +90,9 @@ def _donated(spec: FunctionSpec) -> set[str]:
 
 
 def _faults_of_names(spec: FunctionSpec, call: Call) -> Iterator[Fault]:
-    """Yield paths that no array has which a caller passes or gets, and names that another array has.
+    """Yield paths without an array that a caller passes or gets, and names that another array has.
 
-    Also states whose arrays are not those that a call gives back.
+    Also states with other arrays than a call returns.
     """
 
     def leaves_of(named: set[str]) -> set[int]:
@@ -132,7 +132,7 @@ def _faults_of_names(spec: FunctionSpec, call: Call) -> Iterator[Fault]:
 def _faults_of_state(
     call: Call, state: State, table: Mapping[str, Any], paths: Mapping[str, Mapping[int, str]]
 ) -> Iterator[Fault]:
-    """Yield what is wrong with a state, with the rest of the key. paths: of arguments and results."""
+    """Yield the faults of a state, with the rest of the key. paths: of arguments and results."""
     numbers = {"argument": state.taken, "result": state.given}
     places = {key: table[key] for key in numbers if table.get(key)}
     whole = {"argument": [argument.name for argument in call.arguments], "result": ["result"]}

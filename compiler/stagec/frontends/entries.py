@@ -1,4 +1,4 @@
-"""What frontends that trace a Python function do before: its arguments, their names, and static ones."""
+"""The preparation for tracing a Python function: its arguments, their names, and static ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN = 5
 def parameters(spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
     """Return the names of the parameters of the function of `spec` that take positional arguments, in order.
 
-    The last may be `*name`. Static arguments, which are given by keyword, are not among them.
+    The last may be `*name`. Static arguments are not among them, because callers pass them by keyword.
     """
     user_code.add_import_roots(import_roots)
     return user_code.positional(_load(spec), spec.static)
@@ -47,9 +47,9 @@ def _load(spec: FunctionSpec) -> Any:
 
 
 def traced(spec: FunctionSpec, trace: Callable[[], T], what: str, args: Any, kwargs: Any) -> T:
-    """Return what `trace` gives, which traces the function for these arguments.
+    """Return the result of `trace`, which traces the function for these arguments.
 
-    Raises StagecError: that `what` raised, and what may be wrong with the arguments.
+    Raises StagecError: that `what` raised, and possible faults of the arguments.
     """
     repeatable.again(spec.key)
     try:
@@ -64,8 +64,8 @@ def arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the abstract arguments that a manifest writes as avals.
 
-    struct: what stands for an array, of its aval and key. import_roots: where files are looked for.
-    Raises StagecError with all that is wrong.
+    struct: makes the placeholder of an array from its aval and key. import_roots: the folders to search for files.
+    Raises StagecError with all faults.
     """
     problems: list[Problem] = []
 
@@ -93,9 +93,9 @@ def arguments(
 
 
 def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, ...] | dict[str, Any], str]:
-    """Return what `avals = "module:name"` names, or returns when it is called, and the advice where that is wrong.
+    """Return the object `avals = "module:name"`, or the result of calling it, and the advice if it is wrong.
 
-    struct: the class of an abstract array, for messages. Raises StagecError for what is not a tuple or a dict.
+    struct: the class of an abstract array, for messages. Raises StagecError for anything but a tuple or a dict.
     """
     assert spec.avals is not None
     key = f"{spec.key}.avals"
@@ -106,7 +106,7 @@ def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, .
     advice = f"return the positional arguments as a tuple, or keyword arguments as a dict, of {struct}"
     if not isinstance(result, tuple | dict):
         raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
-    # Keys of a dict that cannot be sorted, or what a class of the user's raises.
+    # A dict has keys that cannot be sorted, or a class of the user's raised an error.
     registry = _jax.pytree.default_registry()
     user_code.run(lambda: registry.flatten(result), f"a tree that {spec.avals} returned raised", spec.manifest, key)
     return result, advice
@@ -128,7 +128,7 @@ def bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..
 
 
 def refusal(spec: FunctionSpec) -> updates.Refusal:
-    """Return what makes the error about something that the function of a manifest does."""
+    """Return a function that makes errors about the behavior of a manifest's function."""
     return lambda what, write: spec.problem("entry", f"{spec.entry} {what}", write)
 
 
@@ -140,10 +140,10 @@ def partitions_of(
     below: Callable[[Any], list[tuple[str, Any]] | None],
     leaves: Callable[[Any], int],
 ) -> list[Partition | None]:
-    """Return how each leaf of a tree is split, of a prefix of the tree as the manifest writes it at a key path.
+    """Return how each leaf of a tree is split, from a prefix of the tree at a key path of the manifest.
 
     Arrays of the manifest stand for any sequence, tables for dicts and for classes with fields of these names.
-    below: the children of a node by name; None for a leaf. leaves: how many leaves a node has.
+    below: the children of a node by name; None for a leaf. leaves: the number of a node's leaves.
     """
     if isinstance(prefix, str):
         return [partitions.parse(prefix)] * leaves(node)
@@ -168,7 +168,7 @@ def partitions_of(
 def check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Check the arguments against the function's signature, so that an error about a wrong name comes before tracing.
 
-    Raises StagecError with all that is wrong.
+    Raises StagecError with all faults.
     """
     try:
         signature = inspect.signature(function)
@@ -204,9 +204,9 @@ def hashable(value: Any) -> Any:
 def abstracted(
     spec: FunctionSpec, example: Any, abstract: Callable[[Any], Any], advice: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with what stands for each leaf: arrays for their dtype and shape, numbers as they are traced.
+    """Return arguments with placeholders for leaves: arrays by dtype and shape, numbers in their traced form.
 
-    abstract: what stands for a leaf. Raises StagecError for leaves that are neither, and numbers that have no dtype.
+    abstract: makes a leaf's placeholder. Raises StagecError for leaves that are neither, and numbers without a dtype.
     """
     pairs, structure = _jax.pytree.default_registry().flatten_with_path(example)
     abstracts, wrong = [], []
@@ -233,7 +233,7 @@ def is_example(leaf: Any) -> bool:
 
 
 def numbers(spec: FunctionSpec, error: StagecError) -> list[Problem]:
-    """Return what to write for numbers of an example that a function wants as constants: of the error of its trace."""
+    """Return the advice for numbers of an example that a function needs as constants, from the error of its trace."""
     assert spec.avals is not None
     if not isinstance(error.__cause__, TypeError | IndexError):  # of those that say that a value is not known
         return []

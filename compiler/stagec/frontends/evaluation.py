@@ -1,4 +1,4 @@
-"""What JAX gives for leaves of arguments, on CPU devices of this process: golden outputs of what JAX can call."""
+"""Compute JAX's results for leaves of arguments on this process's CPU devices: golden outputs of JAX functions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def results(
     reference: Callable[[], tuple[Callable[..., Any], Any]],
     mesh: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> list[np.ndarray[Any, Any]]:
-    """Return the leaves of what a function gives, under `jax.jit`; of PRNG keys their words.
+    """Return the leaves of a function's result under `jax.jit`; for PRNG keys their words.
 
-    serialized: the exported artifact of the function, which says dtypes and the number of devices.
-    reference: gives the function, and JAX's structure of its `(args, kwargs)`. mesh: enters that of the function.
+    serialized: the exported artifact of the function; it has the dtypes and the number of devices.
+    reference: returns the function, and JAX's structure of its `(args, kwargs)`. mesh: enters the function's mesh.
     This must be the first use of JAX's devices.
     """
     exported = Exported.deserialize(serialized)

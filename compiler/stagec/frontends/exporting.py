@@ -18,10 +18,10 @@ def export(
     disabled: Sequence[jax.export.DisabledSafetyCheck],
     allow: Callable[[Sequence[str]], None],
 ) -> jax.export.Exported:
-    """Export a function under `jax.jit`; JAX keeps what it traced, and does not trace again.
+    """Export a function under `jax.jit`; JAX keeps the trace, and does not trace again.
 
     disabled: JAX's checks. allow: is given the names of custom calls that JAX promises nothing for; it raises what
-    is to be said of one that the artifact must not have. Raises what JAX raises.
+    is to be said of one that the artifact must not have. Raises the errors of JAX.
     """
 
     def attempt(checks: Sequence[jax.export.DisabledSafetyCheck]) -> jax.export.Exported:

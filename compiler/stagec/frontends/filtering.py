@@ -1,8 +1,8 @@
 """Fields of objects that are not arrays, in functions as Equinox has them: they are static.
 
-`jax.jit` takes arrays alone, and traces Python's numbers as arrays; so do we, wherever in a tree they are. Equinox's
+`jax.jit` takes only arrays, and traces Python's numbers as arrays; stagec does the same anywhere in a tree. Equinox's
 modules are pytrees whose leaves may be anything, such as an activation function or the name of an axis, and
-`eqx.filter_jit` makes what is not an array static
+`eqx.filter_jit` makes everything but arrays static
 (https://docs.kidger.site/equinox/api/transformations/#equinox.filter_jit). Here such a leaf becomes a node without
 children, with the value as its static part: a number below a module of Equinox's, and what is not a number in any
 object. In tuples, lists and dicts that are in no object that stays a mistake.
@@ -25,7 +25,7 @@ jax.tree_util.register_pytree_node(StaticLeaf, lambda leaf: ((), leaf.value), la
 def filtered(function: Callable[..., Any], arguments: Any, called: Callable[..., Any]) -> Callable[..., Any]:
     """Return `called` for arguments that `closed` has made; its results are closed in the same way.
 
-    called: what is called instead of the user's function.
+    called: the function to call instead of the user's.
 
     A function that has nothing to do with that is returned as it is.
     """

@@ -1,4 +1,4 @@
-"""A JAX function that loses no update, and which results of a jaxpr are its arguments as they were.
+"""A JAX function that loses no update, and the results of a jaxpr that are its unchanged arguments.
 
 A transformation such as `nnx.jit` or `nnx.remat` gives a model's arrays out of an inner program again, the unchanged
 ones too: as other tracers of the same values.
@@ -15,7 +15,7 @@ from stagec.frontends import updates
 
 
 def watched(function: Callable[..., Any], refusal: updates.Refusal) -> Callable[..., Any]:
-    """Return what `updates.watched` makes of a JAX function."""
+    """Return a JAX function under `updates.watched`."""
 
     def value_of(leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.core.Tracer) else None
@@ -24,7 +24,7 @@ def watched(function: Callable[..., Any], refusal: updates.Refusal) -> Callable[
 
 
 def same(replaced: updates.Replaced) -> set[str]:
-    """Return the paths of `replaced` where a call leaves the value from before. It traces the function once more."""
+    """Return the paths of `replaced` that keep their value in a call. It traces the function once more."""
     if replaced.structure is None:
         return set()
 
@@ -44,7 +44,7 @@ def same(replaced: updates.Replaced) -> set[str]:
 
 
 def _source(jaxpr: Any, variable: Any) -> int | None:
-    """Return the number of the argument that a variable is; None where it is another value, or it is not known."""
+    """Return the number of the argument that a variable is; None if it is another value, or it is not known."""
     for i, argument in enumerate(jaxpr.invars):
         if argument is variable:
             return i

@@ -1,4 +1,4 @@
-"""What the frontends have in common: one module for each, with the functions of `Frontend`."""
+"""The interface of the frontends: each is a module with the functions of `Frontend`."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ NamedArray: TypeAlias = tuple[str, Any, str]
 
 
 class Frontend(Protocol):
-    """A module of this package that makes an exported artifact of what `spec.entry` names.
+    """A module of this package that exports the function of `spec.entry` as an artifact.
 
-    import_roots: folders below which the user's modules and files are found, first wins.
+    import_roots: folders with the user's modules and files, first wins.
     Each function raises StagecError for every mistake of the user's.
     """
 
     def export(self, spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
-        """Return the artifact in the serialization format of `jax.export`, and what differs by device.
+        """Return the artifact in the serialization format of `jax.export`, and its differences by device.
 
-        The second is what `stages.by_device` writes, empty where nothing differs. Neither holds a source location.
+        The second is in the form of `stages.by_device`, empty if nothing differs. Neither holds a source location.
         """
 
     def export_with_locations(self, spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-        """Return the module of `export` as StableHLO text in which operations have their places in the sources."""
+        """Return the module of `export` as StableHLO text with the places of operations in the sources."""
 
     def jaxpr(self, spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-        """Return what was traced, as text without addresses."""
+        """Return the traced program as a string without addresses."""
 
     def parameters(self, spec: FunctionSpec, import_roots: Sequence[str]) -> list[str]:
-        """Return the names of the parameters that take positional arguments, in order; empty where none have names.
+        """Return the names of the parameters that take positional arguments, in order; empty if none have names.
 
         The last may be `*name`: of a parameter that takes all others.
         """
 
     def versions(self, spec: FunctionSpec) -> dict[str, str]:
-        """Return what the artifact was made with: name -> version."""
+        """Return the versions that made the artifact: name -> version."""
 
     def named_arrays(self, spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
         """Yield the arrays of `least` bytes and more that the function reaches by names of its own."""
@@ -53,21 +53,21 @@ class Frontend(Protocol):
     def results(
         self, spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
     ) -> list[np.ndarray[Any, Any]]:
-        """Return what is right for values of the arguments: of leaves the leaves, of PRNG keys their words.
+        """Return the right results for values of the arguments: from leaves to leaves; PRNG keys are their words.
 
-        serialized: the artifact that `export` made. What the function raises, it raises.
+        serialized: the artifact of `export`. Raises the errors of the function.
         """
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
-    """Return what an exported artifact was made with without JAX: name -> version."""
+    """Return the versions that made an exported artifact without JAX: name -> version."""
     return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
 
 
 def frontend(spec: FunctionSpec) -> Frontend:
-    """Return the frontend of a function. What it traces with is imported now.
+    """Return the frontend of a function. This imports its tracer.
 
-    Raises StagecError where that is JAX, and is not installed.
+    Raises StagecError if that is JAX, and is not installed.
     """
     try:
         return cast(Frontend, importlib.import_module(f"stagec.frontends.{spec.frontend}"))
@@ -82,7 +82,7 @@ def frontend(spec: FunctionSpec) -> Frontend:
 
 
 def preload() -> None:
-    """Import what traces most functions: JAX's frontend, or stagec's own where JAX is not installed."""
+    """Import the tracer of most functions: JAX's frontend, or stagec's own if JAX is not installed."""
     installed = importlib.util.find_spec("jax") is not None
     for name in ("frontends.jax",) if installed else ("frontends.arrays", "numpy", "lax"):
         importlib.import_module(f"stagec.{name}")

@@ -1,4 +1,4 @@
-"""Golden inputs and outputs of a function: generated or given inputs, and what its frontend makes of them on CPUs."""
+"""Golden inputs and outputs of a function: generated or given inputs, and the frontend's results for them on CPUs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def make(
     """Return an array for each argument that is not bound (`args[0]['w']`) and for each result (`result['y']`).
 
     serialized: the exported artifact. bound: the weights that are arguments, by their numbers.
-    given: the arrays of the file of inputs, where `spec` names one, by the paths of arguments. A PRNG key is its words.
+    given: the arrays of the file of inputs, if `spec` names one, by the paths of arguments. A PRNG key is its words.
     The function runs on as many CPU devices as it was exported for, so this must be the first use of devices.
-    Raises StagecError when `given` is not what the function takes, or it cannot be run.
+    Raises StagecError when `given` does not fit the function, or when the function cannot run.
     """
     exported = Exported.deserialize(serialized)
     results_of = [f"result{path}" for path in exported.out_tree.paths()]
@@ -68,7 +68,7 @@ def _from_file(
     bound: Collection[int],
     given: Mapping[str, np.ndarray[Any, Any]] | None,
 ) -> list[Any]:
-    """Return the arrays of the arguments, None for a bound one. Raises StagecError with all that is wrong."""
+    """Return the arrays of the arguments, None for a bound one. Raises StagecError with all faults."""
     file = spec.golden["inputs"]
     if given is None:
         raise spec.problem("golden.inputs", f"no {file} is given", "give it with --inputs")
@@ -97,4 +97,4 @@ def _from_file(
 
 
 _NAMES = {DTYPES[name].numpy_name: name for name in sorted(DTYPES)}
-"""Our names of dtypes by numpy's; PRNG keys, whose words are u32, sort before that."""
+"""Our names of dtypes by numpy's; PRNG keys sort before u32, the dtype of their words."""

@@ -54,7 +54,7 @@ _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
 }
-"""What JAX tells its listeners when it has done it (jax/_src/dispatch.py), and our names of it."""
+"""JAX's events for its listeners after each step (jax/_src/dispatch.py), and our names of the steps."""
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def _effects_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_phases() -> Iterator[None]:
-    """Record what JAX does by phases."""
+    """Record JAX's work by phases."""
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
         if event in _PHASES:
@@ -90,7 +90,7 @@ def _in_phases() -> Iterator[None]:
 @_effects_in_order()
 @_in_phases()
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
-    """Trace, lower and export the function of `spec`; what JAX lowers otherwise for a kind of device comes second."""
+    """Trace, lower and export the function of `spec`; the second result has JAX's differences by kind of device."""
     with callbacks.handling(spec.host_callbacks):
         with contextlib.ExitStack() as device:
             staged = _portable(spec, import_roots, device)
@@ -123,7 +123,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
-        device.callback(jax.clear_caches)  # JAX would lower again from what it kept, with these locations
+        device.callback(jax.clear_caches)  # JAX would lower again from its cache, with these locations
         exported = _portable(spec, import_roots, device, frames=64).exported
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, exported.mlir_module_serialized)
@@ -137,7 +137,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-FX]+")
 
 @repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the jaxpr of the function of `spec`, as text without addresses; it has no places in the sources."""
+    """Return the jaxpr of the function of `spec`, as a string without addresses or places in the sources."""
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
@@ -149,7 +149,7 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
 def results(
     spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return what the function itself gives under `jax.jit`, not what was exported of it."""
+    """Return the result of the function itself under `jax.jit`, without the export."""
 
     def reference() -> tuple[Callable[..., Any], Any]:
         with callbacks.handling(spec.host_callbacks):
@@ -169,7 +169,7 @@ def results(
 
 
 def versions(spec: FunctionSpec) -> dict[str, str]:
-    """Return what an exported artifact was made with: name -> version, of jax and of every package that is imported."""
+    """Return the versions that made an exported artifact: name -> version, of jax and of every imported package."""
     imported = {
         name: module.__version__
         for name, module in sys.modules.items()
@@ -184,7 +184,7 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
 
 
 class Staged(NamedTuple):
-    """An exported function, and what was traced for it: the function under `jax.jit` and its abstract arguments.
+    """An exported function, and its trace: the function under `jax.jit` and its abstract arguments.
 
     depends_on_device: whether JAX may lower another module for a device than for an export.
     """
@@ -197,9 +197,9 @@ class Staged(NamedTuple):
 
 
 def _portable(spec: FunctionSpec, import_roots: Sequence[str], device: contextlib.ExitStack, frames: int = 0) -> Staged:
-    """Return what `stage` does. A function that asks which device is there gets that of its first target.
+    """Return the result of `stage`. A function that asks for the device gets that of its first target.
 
-    device: what is entered then, and left when what is returned is no longer used.
+    device: contexts to enter then; the caller leaves them after the last use of the result.
     """
     try:
         return stage(spec, import_roots, frames)
@@ -213,7 +213,7 @@ def _portable(spec: FunctionSpec, import_roots: Sequence[str], device: contextli
 
 
 def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Staged) -> dict[str, bytes]:
-    """Return the artifact for each kind of device whose module differs from that of the exported artifact."""
+    """Return the artifact for each kind of device with another module than the exported artifact."""
     artifacts: dict[str, bytes] = {}
     if not portable.depends_on_device:
         return artifacts
@@ -232,7 +232,7 @@ def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Stag
 def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> Staged:
     """Trace, lower and export. Raises StagecError for every mistake of the user's.
 
-    frames: how many frames of the user's call stack the locations in the module have.
+    frames: the most frames of the user's call stack in the module's locations.
     """
 
     def traced() -> Staged:
@@ -258,7 +258,7 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
 
 
 class _Prepared(NamedTuple):
-    """What is traced: the user's function, what `jax.jit` gets in its place, with options, and abstract arguments."""
+    """The inputs of tracing: the user's function, its replacement for `jax.jit`, options, and abstract arguments."""
 
     function: Callable[..., Any]
     entry: Callable[..., Any]
@@ -285,7 +285,7 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _
     bound = entries.bind(function, static) if static else function
     called: Any = forwarding.watched(function, entries.refusal(spec))
     called = entries.bind(called, static) if static else called
-    called.__name__ = util.fun_name(bound)  # which the module has
+    called.__name__ = util.fun_name(bound)  # the module contains it
     return _Prepared(function, filtering.filtered(bound, (args, kwargs), called), options, args, kwargs)
 
 
@@ -323,9 +323,9 @@ def jax_keys(
 ) -> list[Key]:
     """Return the keys under which JAX looks up the executable of a function in its compilation cache.
 
-    One part is the module, as `jax.jit` lowers it for the target. The devices are CPUs, as many as the mesh has: what a
-    key says of others is for the compiler to say. A function that JAX compiles already, such as one under `jax.jit` or
-    `eqx.filter_jit`, is lowered as it is. This must be the first use of JAX's devices.
+    One part is the module in `jax.jit`'s lowering for the target. The devices are CPUs, as many as the mesh has: the
+    compiler adds the key's parts for other devices. A function that JAX compiles already, such as one under `jax.jit`
+    or `eqx.filter_jit`, is lowered unchanged. This must be the first use of JAX's devices.
     ways: for each key, positions of the arguments that lie on a device that the program chose.
     Raises StagecError for every mistake of the user's.
     """
@@ -353,7 +353,7 @@ def jax_keys(
 def _lower_for_jax(
     spec: FunctionSpec, executable: ExecutableSpec, import_roots: Sequence[str], committed: Sequence[int]
 ) -> Any:
-    """Return what `jax.jit` lowers, or another of JAX's ways to compile a function."""
+    """Return the function that `jax.jit` lowers, or another of JAX's ways to compile a function."""
     function, entry, options, args, kwargs = _prepared(spec, import_roots, 0)
     if too_large := [position for position in committed if position >= len(args)]:
         what = f"there is no argument {too_large[0]}: the function has {len(args)} positional arguments"
@@ -391,7 +391,7 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
 
 
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
-    """The mesh of a function: axes without devices; an empty one where it has none."""
+    """The mesh of a function: axes without devices; an empty one if it has none."""
     # Later versions of JAX have other types for axes unless told.
     types = (jax.sharding.AxisType.Auto,) * len(spec.mesh)
     names = tuple(name for name, _ in spec.mesh)
@@ -433,7 +433,7 @@ def _below(node: Any) -> list[tuple[str, Any]] | None:
 
 
 def _configure(spec: FunctionSpec) -> None:
-    """Set what the manifest says of tracing, for the rest of this process: it is of one function."""
+    """Apply the manifest's settings for tracing to the rest of this process, which traces one function."""
     os.environ.update(spec.environment)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", spec.enable_x64)

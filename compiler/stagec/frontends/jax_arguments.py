@@ -1,4 +1,4 @@
-"""Abstract arguments of a function of a manifest, as JAX traces it, and what stands for them in one bucket."""
+"""Abstract arguments of a manifest's function, for tracing with JAX, and their placeholders in one bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stagec.pjrt.jax_arrays import KEYS
 
 
 def arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the abstract arguments. Raises StagecError with all that is wrong with them."""
+    """Return the abstract arguments. Raises StagecError with all their faults."""
     if spec.avals is not None:
         return _arguments_of_callable(spec)
     scope = jax.export.SymbolicScope(tuple(spec.constraints))
@@ -49,7 +49,7 @@ def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[st
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Return what stands for a leaf of an example: of an array shape and dtype, of a number what `jax.jit` traces."""
+    """Return the placeholder of an example's leaf: an array's shape and dtype, or a number as `jax.jit` traces it."""
     aval = jax.typeof(leaf) if isinstance(leaf, NUMBERS) else leaf
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
 
@@ -57,13 +57,13 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 def _unfit(tree: Any, path: str) -> Iterator[tuple[str, type]]:
     """Yield path and class of each node in a tree that holds arrays alone, and no stand-ins for them.
 
-    Such a class, as distributions of TFP and distrax are, converts what it is given, or counts it.
+    Such classes, like distributions of TFP and distrax, convert their arguments, or count them.
     """
     leaves, structure = jax.tree.flatten(tree)
     if jax.tree_util.treedef_is_leaf(structure) or not all(map(entries.is_example, leaves)):
         return
     try:
-        abstract = [jax.stages.ArgInfo(jax.typeof(leaf), False) for leaf in leaves]  # what JAX puts there
+        abstract = [jax.stages.ArgInfo(jax.typeof(leaf), False) for leaf in leaves]  # as JAX does
         if len(jax.tree.leaves(jax.tree.unflatten(structure, abstract))) == len(leaves):
             return
     except Exception:  # noqa: BLE001 - a class of the user's raises anything
@@ -74,7 +74,7 @@ def _unfit(tree: Any, path: str) -> Iterator[tuple[str, type]]:
 
 
 def _sharded(avals: Any) -> list[str]:
-    """Return the paths of the avals that say how their arrays are split over devices."""
+    """Return the paths of the avals with a sharding over devices."""
     leaves = jax.tree_util.tree_leaves_with_path(avals)
     return [
         jax.tree_util.keystr(path)
@@ -90,7 +90,7 @@ def _dtype(name: str) -> Any:
 
 
 def in_bucket(executable: ExecutableSpec, sharding: Any, leaf: Any) -> Any:
-    """Return what stands for an array, with the sizes of a bucket, and lies where `sharding` says."""
+    """Return the placeholder of an array, with the sizes of a bucket, and the place from `sharding`."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     shape = [dim if isinstance(dim, int) else size.evaluate(str(dim), executable.bucket) for dim in leaf.shape]
@@ -98,7 +98,7 @@ def in_bucket(executable: ExecutableSpec, sharding: Any, leaf: Any) -> Any:
 
 
 def zeros(leaf: Any) -> Any:
-    """Return an array instead of what stands for one; it takes no memory until somebody reads it."""
+    """Return an array instead of its placeholder; it takes no memory until somebody reads it."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):

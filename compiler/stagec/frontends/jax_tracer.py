@@ -30,7 +30,7 @@ _SETTINGS: Any = jax.config
 _DEVICES: Any = (vars(config) | vars(mesh))["device_context"]
 """The concrete mesh around a call; in `config` before JAX 0.12."""
 _ON_HOST = frozenset({np.ndarray, bool, int, float, complex, *np.sctypeDict.values()})
-"""Types of what is not on a device."""
+"""Types of values that are not on a device."""
 _REFUSED = {
     "device": "stagec compiles ahead of time, before there is a device: "
     "write in_shardings and out_shardings over a mesh, or name a target when compiling",
@@ -48,7 +48,7 @@ def tracers(
     refused: Iterable[str],
     **options: Any,
 ) -> Callable[[Callable[..., Any]], JaxTracer]:
-    """Return what makes the tracer of a function. `staging.jit` says what the parameters mean.
+    """Return the function that makes the tracer of a function. `staging.jit` explains the parameters.
 
     refused: names of others that were given. options: those of `jax.jit`, with shardings of ours too.
     """
@@ -68,10 +68,10 @@ def tracers(
 
 
 class JaxTracer:
-    """Traces a function with JAX; `like` is what `jax.jit` makes of it.
+    """Traces a function with JAX; `like` is the function under `jax.jit`.
 
-    JAX keeps what it traced, by static values that it compares with `==` below the first level, and without some
-    settings. So each of our keys has a function of its own, which JAX has not seen.
+    JAX keeps its traces by static values that it compares with `==` below the first level, and ignores some settings.
+    So each of our keys has a new function that JAX has not seen.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class JaxTracer:
         checks: Sequence[jax.export.DisabledSafetyCheck],
         newest: bool,
     ) -> Exported:
-        """Export what was traced. newest: also calls without a guarantee for later versions of their provider."""
+        """Export the trace. newest: also calls without a guarantee for later versions of their provider."""
         function: Any = _AsTraced(traced)
         try:
             with callbacks.handling(self._host_callbacks):
@@ -210,13 +210,13 @@ def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _exclude_our_files() -> None:
-    """Let JAX pass over these files where it says which line of the user's made an operation."""
+    """Make JAX skip these files when it looks for the user's line that made an operation."""
     for file in (__file__, updates.__file__):
         source_info_util.register_exclusion(file)
 
 
 class _AsTraced:
-    """A `jax.stages.Wrapped` that was traced: `jax.export` lowers what it gives, and traces nothing again.
+    """A traced `jax.stages.Wrapped`: `jax.export` lowers its trace, and traces nothing again.
 
     It would otherwise see other JAX settings, of those that are set for a while (`jax.enable_x64`, a mesh).
     """
@@ -232,7 +232,7 @@ class _AsTraced:
 
 
 def _ours(exported: jax.export.Exported, host_callbacks: str, parameters: tuple[str, ...] = ()) -> Exported:
-    """Return JAX's `Exported` as ours; its vector-Jacobian product is made when it is asked for, once."""
+    """Return JAX's `Exported` as ours; the first request makes its vector-Jacobian product."""
 
     @functools.cache
     def vjp() -> Exported:
@@ -260,5 +260,5 @@ def _words(leaf: Any) -> Any:
 
 
 def _from_jax(leaf: Any) -> Any:
-    """Return what a function gave as a call does: JAX's arrays as numpy's."""
+    """Return a function's result in the form of a call: JAX's arrays as numpy's."""
     return np.asarray(_words(leaf)) if isinstance(leaf, jax.Array) else leaf

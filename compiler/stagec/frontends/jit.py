@@ -1,7 +1,8 @@
-"""The first two stages of every frontend: `Wrapped`, which `jit` gives, and `Traced`.
+"""The first two stages of every frontend: `Wrapped` (the result of `jit`) and `Traced`.
 
-A frontend's `Tracing` says how it traces and what a program depends on of an array. All else is here, once: which
-arguments are static, what a call keeps, and under which key. The key has static values and static data of nodes by
+A frontend's `Tracing` knows how to trace, and the properties of an array that a program depends on. Everything else is
+here, once: the static arguments, the caches of calls, and their keys. The key has static values and static data of
+nodes by
 type and value (`core.trees.same`), structure, arrays, and every setting that changes a program.
 """
 
@@ -61,11 +62,11 @@ class Arguments(NamedTuple):
         return Arguments(indices, called or ())
 
     def places(self, count: int) -> set[int]:
-        """Return which of `count` positional arguments they are; negative numbers count from the end."""
+        """Return their indices among `count` positional arguments; negative numbers count from the end."""
         return {number % count for number in self.numbers if -count <= number < count}
 
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[int | str, Any]]:
-        """Return the arguments that are not among these, as `(args, kwargs)`, and those that are."""
+        """Return the other arguments, as `(args, kwargs)`, and these arguments."""
         if not self.numbers and not self.names:
             return (args, dict(kwargs)), {}
         places = self.places(len(args))
@@ -78,7 +79,7 @@ class Arguments(NamedTuple):
         return (others, named), own
 
     def merged(self, args: tuple[Any, ...], others: Sequence[Any]) -> list[Any]:
-        """Return positional arguments with other values for those that `split` gives first."""
+        """Return positional arguments with other values for the first result of `split`."""
         places, left = self.places(len(args)), iter(others)
         return [value if i in places else next(left) for i, value in enumerate(args)]
 
@@ -96,44 +97,44 @@ def _indices(numbers: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...
 
 
 class Tracing(Protocol):
-    """How a frontend traces one function, and runs what it traced.
+    """How a frontend traces one function, and runs the trace.
 
-    static: the arguments that are static. like: what has the function's name and signature.
+    static: the static arguments. like: an object with the function's name and signature.
     """
 
     static: Arguments
     like: Any
 
     def within(self) -> bool:
-        """Whether a call is part of something else: of a trace around it, or of a mode in which nothing is compiled."""
+        """Whether a call is part of a trace around it, or runs in a mode without compilation."""
 
     def call_within(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a call that is part of something else."""
 
     def settings(self) -> Hashable:
-        """Return all that changes a program and is neither an argument nor an option."""
+        """Return everything that changes a program and is neither an argument nor an option."""
 
     def abstract(self, leaf: Any) -> Hashable:
-        """Return what a program depends on of an argument. Raises TypeError for what is not an array or a number."""
+        """Return the properties of an argument that a program depends on. Raises TypeError for no array or number."""
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
-        """Return the function traced for arguments like these. Raises what the function raises."""
+        """Return the function traced for arguments like these. Raises the errors of the function."""
 
     def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[Any]) -> tuple[Run, Any]:
-        """Return what runs calls like this one, and the structure of their results. known: `abstract` of the leaves."""
+        """Return a function for calls like this, and the structure of its results. known: `abstract` of the leaves."""
 
     def eval_shape(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return shapes and dtypes of the results, in their structure."""
 
     def clear(self) -> None:
-        """Forget what was traced."""
+        """Forget all traces."""
 
 
 class Wrapped:
     """A function that can be traced, lowered and compiled. Calling it does all of that, once per signature.
 
     `jit` makes it. Methods are those of `jax.stages.Wrapped`
-    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Wrapped) and of what `jax.jit` returns. In a class it is
+    (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Wrapped) and of the result of `jax.jit`. In a class it is
     a method, as in JAX: the instance is the first argument of a call, and you pass it yourself in
     `Class.method.lower(instance, ...)`.
 
@@ -158,7 +159,7 @@ class Wrapped:
         function that stagec traces, it becomes part of that function: its shardings are constraints, and it donates
         nothing.
 
-        Raises what the function raises while it is traced, ValueError for a static argument without a hash,
+        Raises the errors of the function while it is traced, ValueError for a static argument without a hash,
         CannotCompile if XLA refuses the program, and NotImplementedError for callbacks into Python.
         """
         tracer = self._tracer
@@ -185,7 +186,7 @@ class Wrapped:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Return the function as a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`.
 
-        Pass static arguments as values. Raises what the function raises.
+        Pass static arguments as values. Raises the errors of the function.
 
         >>> import numpy as np
         >>> stagec.jit(lambda x: x * 2).trace(stagec.ShapeDtypeStruct((3,), np.float32)).export()
@@ -194,7 +195,7 @@ class Wrapped:
         return self._tracer.trace(args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`; it raises what these do."""
+        """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`, with the same errors."""
         return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +222,7 @@ class Traced:
     (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Traced), and `export`.
 
     fun_name: name of the function.
-    program: what it does, as equations: JAX's closed jaxpr, or a program of stagec.
+    program: its equations: JAX's closed jaxpr, or a program of stagec.
     in_tree: structure of `(args, kwargs)` without the static ones.
     out_tree: structure of the result.
     in_structure: `in_tree` as jaxlib's PyTreeDef, which knows your own types.
@@ -244,7 +245,7 @@ class Traced:
     # Writes an aval of the program in one word.
     _short: Callable[[Any], str]
     _out_info: Callable[[], Any]
-    # Takes what the function takes without static arguments, and evaluates the program.
+    # Takes the function's arguments except static ones, and evaluates the program.
     _evaluate: Callable[..., Any]
     # Takes platforms, JAX's checks that are off, and whether the module is for one compiler, in the newest form.
     _export: Callable[[Sequence[str], Sequence[Any], bool], Exported]
@@ -272,14 +273,14 @@ class Traced:
     def args_info(self) -> Any:
         """An `ArgInfo` for each argument, in the structure `(args, kwargs)` of your own types.
 
-        Its dtype is JAX's where numpy has none (PRNG keys).
+        Its dtype is JAX's if numpy has none (PRNG keys).
         """
         pairs = zip(self.flat_in_avals, self.donated, strict=True)
         return self.in_structure.unflatten([ArgInfo(tuple(aval.shape), aval.dtype, given) for aval, given in pairs])
 
     @property
     def out_info(self) -> Any:
-        """A `ShapeDtypeStruct` for each result; JAX's has the sharding that was asked for."""
+        """A `ShapeDtypeStruct` for each result; JAX's has the requested sharding."""
         return self._out_info()
 
     @property
@@ -288,7 +289,7 @@ class Traced:
         return donate_argnums(self.donated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the program gives, evaluated operation by operation: arrays of the frontend's, or its tracers."""
+        """Return the program's results, evaluated operation by operation: the frontend's arrays, or its tracers."""
         return self._evaluate(*args, **kwargs)
 
     def as_text(self) -> str:
@@ -299,8 +300,8 @@ class Traced:
         """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
 
         lowering_platforms: JAX's name of `platforms`, which it replaces.
-        Raises ValueError for several platforms, NotImplementedError for callbacks into Python, and CannotLower where
-        sizes are symbolic: those are bound when an `Exported` is called or compiled.
+        Raises ValueError for several platforms, NotImplementedError for callbacks into Python, and CannotLower if sizes
+        are symbolic: calling or compiling an `Exported` binds them.
         """
         platforms = lowering_platforms or platforms
         if len(platforms) != 1:
@@ -313,7 +314,7 @@ class Traced:
 
         disabled_checks: those of `jax.export.export`, for a function that JAX traced.
         Raises StagecError with every type in the trees that cannot be described, and the line to add for each, and
-        TypeError for `disabled_checks` where JAX does not export. To read the artifact, JAX wants each of
+        TypeError for `disabled_checks` if JAX does not export. To read the artifact, JAX wants each of
         your own types registered (`jax.export.register_pytree_node_serialization`, under the name that `in_tree` and
         `out_tree` have).
         """
@@ -321,7 +322,7 @@ class Traced:
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a tree, and jaxlib's PyTreeDef: JAX's where the process has imported JAX."""
+    """Return the leaves of a tree, and jaxlib's PyTreeDef: JAX's if the process has imported JAX."""
     leaves, structure = _jax.pytree.default_registry().flatten(tree)
     return leaves, structure
 
@@ -329,7 +330,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 def static_key(of: Any, static: Mapping[int | str, Any]) -> Hashable:
     """Return the key of static arguments, by place: types and values.
 
-    of: what takes them, for messages. Raises ValueError for a value without a hash.
+    of: the function that takes them, for messages. Raises ValueError for a value without a hash.
     """
     if not static:
         return ()

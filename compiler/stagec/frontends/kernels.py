@@ -1,9 +1,9 @@
-"""What JAX lowers for a device that this machine does not have: kernels, and everything in its newest form.
+"""Lower with JAX for a device that this machine does not have: kernels, and everything in its newest form.
 
 JAX lowers a Pallas kernel for the device that is there: it asks for its kind, and so may the kernel. For an export it
 lowers some operations in an older form, which the JAX of last month reads too
 (https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees). An executable is for one device and one
-compiler; it is made of what `jax.jit` lowers on a machine that has them.
+compiler; it is made from `jax.jit`'s lowering on a machine that has them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MOSAIC_GPU = b"mosaic_gpu_v2"
 _KERNELS = (b"tpu_custom_call", _MOSAIC_GPU, b"__gpu$xla.gpu.triton")
 """Custom calls of Pallas kernels: of Mosaic for TPUs and NVIDIA devices, and of Triton."""
 _NO_MOSAIC_GPU = ("Cannot lower pallas_call on platform: gpu", "No module named 'absl'")
-"""What JAX says where it cannot lower kernels for NVIDIA devices. It imports absl-py there, and does not require it."""
+"""JAX's message if it cannot lower kernels for NVIDIA devices: it imports absl-py there without requiring it."""
 _PLUGIN = "jax_cuda13_plugin"
 _NO_DEVICE = {"tpu": "TPU device kind", "cuda": "No supported GPU devices"}
-"""What JAX says where a kernel, or it, asks for a device of a platform and there is none."""
+"""JAX's message if a kernel, or JAX, asks for a device of a platform and there is none."""
 _WHO_ASKS = ("jax._src.pallas.mosaic.tpu_info", "jax._src.tpu_info", "jax._src.pallas.triton.gpu_info")
-"""Modules of JAX, some of them in some versions, that ask which device is there."""
+"""Modules of JAX that ask for the device; some exist only in some versions."""
 
 
 class Device(NamedTuple):
-    """What JAX and kernels ask of a device; the names are those of `jax.Device`.
+    """The properties of a device that JAX and kernels ask for; the names are those of `jax.Device`.
 
     platform: "tpu" or "gpu". num_cores: TensorCores of a TPU. core_count: multiprocessors of a GPU.
     compute_capability: of a GPU, such as "9.0".
@@ -56,7 +56,7 @@ class Device(NamedTuple):
 
 
 def asked_for(error: Exception, devices: Sequence[Mapping[str, Any]]) -> Device | None:
-    """Return the first of `devices` of the platform that a function asked for in vain; None for any other error."""
+    """Return the first of `devices` with the platform that a function asked for in vain; None for any other error."""
     platform = next((platform for platform, text in _NO_DEVICE.items() if text in str(error)), None)
     return next((Device.of(described) for described in devices if described["platform"] == platform), None)
 
@@ -67,7 +67,7 @@ def are_in(module: bytes) -> bool:
 
 
 def check_plugin(spec: FunctionSpec, module: bytes) -> None:
-    """Raise StagecError where a serialized module was lowered without the parts of a plugin that it depends on.
+    """Raise StagecError if a serialized module was lowered without the parts of a plugin that it depends on.
 
     Without them JAX takes other instructions for some conversions (jax/experimental/mosaic/gpu/fragmented_array.py).
     """
@@ -77,7 +77,7 @@ def check_plugin(spec: FunctionSpec, module: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_the_device(device: Device) -> Iterator[None]:
-    """Say of every problem for which device it is."""
+    """Add the device to every problem."""
     try:
         yield
     except StagecError as error:
@@ -87,7 +87,7 @@ def naming_the_device(device: Device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_the_plugin(spec: FunctionSpec) -> Iterator[None]:
-    """Say what to write where JAX cannot lower kernels for NVIDIA devices: it would have another jaxlib installed."""
+    """Add advice if JAX cannot lower kernels for NVIDIA devices: JAX's own advice would install another jaxlib."""
     try:
         yield
     except StagecError as error:
@@ -129,7 +129,7 @@ def noticing_forms() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def on(device: Device) -> Iterator[None]:
-    """Let JAX trace and lower as where `device` is the default one. It forgets what it traced before, and after."""
+    """Make JAX trace and lower as if `device` were the default one. Clear its traces before and after."""
 
     def local_devices(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return [device] if kwargs.get("backend") == device.platform else before(*args, **kwargs)
@@ -150,7 +150,7 @@ def on(device: Device) -> Iterator[None]:
 def newest() -> Iterator[None]:
     """Let JAX lower everything in its newest form, also for an export, in this thread.
 
-    It asks by the date of its build whether a compiler knows that form, and takes the older one where there is none to
+    It asks by the date of its build whether a compiler knows that form, and takes the older one if there is none to
     ask. The compiler that goes with this jaxlib does.
     """
 

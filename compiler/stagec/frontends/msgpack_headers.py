@@ -25,7 +25,7 @@ _CHUNKED = "__msgpack_chunked_array__"
 
 @dataclass(frozen=True)
 class Array:
-    """What is known of an array. dtype: numpy's name."""
+    """An array's shape and dtype. dtype: numpy's name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,7 +34,7 @@ class Array:
 def read(path: Path) -> Any:
     """Return the tree of a file: dicts and lists, with an `Array` for each array, numbers, strings and None as such.
 
-    Raises ValueError where the file is something else or not whole, and ImportError without msgpack.
+    Raises ValueError if the file is something else or not whole, and ImportError without msgpack.
     """
     if not path.stat().st_size:
         raise ValueError("it is empty")
@@ -60,7 +60,7 @@ class _Reader:
         self.at = 0
 
     def node(self) -> Any:
-        """Read what begins here."""
+        """Read the value that begins here."""
         first = self._byte()
         if 0x80 <= first <= 0x8F or first in (0xDE, 0xDF):
             pairs = self._value("read_map_header")

@@ -1,7 +1,7 @@
 """Installed packages among a model's dependencies, as rules of other rule sets hand them over (`@pip//flax`).
 
 They come behind the packages of stagec's own environment. A package that both have must be the same one: Python would
-import that of the environment, whatever the other one's lock says.
+import the environment's, whatever the other lock says.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class _Package(NamedTuple):
 
 
 def are_in(folder: str) -> bool:
-    """Return whether a folder is one that packages are installed into."""
+    """Return whether a folder has installed packages."""
     return Path(folder).name == "site-packages" or bool(_installed([folder]))
 
 
 def check(spec: FunctionSpec, roots: Sequence[str]) -> None:
-    """Raise StagecError where packages below `roots` have other versions than the environment's."""
+    """Raise StagecError if packages below `roots` have other versions than the environment's."""
     brought = _installed(roots)
     if not brought:
         return
@@ -67,5 +67,5 @@ def _installed(folders: Sequence[str]) -> dict[str, _Package]:
 
 
 def _release(version: str) -> str:
-    """Return a version without the zeros at its end, which mean nothing."""
+    """Return a version without the zeros at its end, because they mean nothing."""
     return re.sub(r"(\.0)+$", "", version)

@@ -1,8 +1,8 @@
-"""Everything of JAX's and Python's that stagec changes while a model is traced: what, why, and until when.
+"""All patches of JAX and Python during the tracing of a model: the object, the reason, and the end of the need.
 
 A change holds inside a `with` statement, for the thread that entered it or for all. The attribute is replaced when
 the first thread enters and put back when the last one leaves, under one lock: threads that trace at once leave nothing
-behind. What stands there meanwhile asks what holds for the thread that calls it. Standard library only.
+behind. The replacement checks the settings of the calling thread. Standard library only.
 
 `jax.export` takes rules that lower an operation in another way (`_override_lowering_rules`). They replace none of these
 patches: a rule cannot call the one that it replaces, nor see where the operation was bound; and what it leaves out
@@ -24,20 +24,20 @@ from typing import Any
 
 _LOCK = threading.RLock()
 _MODIFIED = ctypes.pythonapi.PyType_Modified
-"""Looked up here, before `reads` listens: what a model looks up of native code is not known."""
+"""Looked up here, before `reads` listens, because `reads` cannot see a model's look-ups in native code."""
 
 
 class Patch:
     """An attribute that stagec replaces for a while."""
 
     def __init__(self, owner: str, name: str, why: str, until: str = "", everywhere: bool = False) -> None:
-        """Say what is replaced; nothing is changed yet.
+        """Name the object to replace; this changes nothing yet.
 
         owner: "module" or "module:Class" that has it. name: of the attribute, a function or a method.
-        why: what goes wrong without it.
+        why: the fault without it.
         until: a piece of JAX's sources: the first release that does not have it may need no patch, and
-            `tools/known_builds.py names` says so; "" where nothing in sight makes it superfluous.
-        everywhere: whether a change holds for all threads, and not only for the one that enters it.
+            `tools/known_builds.py names` says so; "" if no known change makes it superfluous.
+        everywhere: whether the change holds for all threads, and not only for the one that enters it.
         """
         self.owner, self.name, self.why, self.until, self.everywhere = owner, name, why, until, everywhere
         self._users = 0
@@ -48,14 +48,14 @@ class Patch:
 
     @property
     def object(self) -> Any:
-        """The module or class that has the attribute; raises ImportError or AttributeError where there is none."""
+        """The module or class that has the attribute; raises ImportError or AttributeError if there is none."""
         module, _, attribute = self.owner.partition(":")
         owner: Any = importlib.import_module(module)
         return getattr(owner, attribute) if attribute else owner
 
     @contextlib.contextmanager
     def by(self, instead: Callable[..., Any]) -> Iterator[None]:
-        """Have calls go to `instead` inside the `with` statement, which gets the function that stood there first."""
+        """Redirect calls to `instead` inside the `with` statement; it returns the original function."""
         with _LOCK:
             if not self._users:
                 self._before = vars(self.object).get(self.name) or getattr(self.object, self.name)
@@ -77,7 +77,7 @@ class Patch:
                     self._put(self._before)
 
     def forever(self, instead: Callable[..., Any]) -> Any:
-        """Have calls go to `instead`, as `by` does, from now on; return what stands there. The first call counts."""
+        """Redirect calls to `instead` from now on, as `by` does; return the replacement. Only the first call counts."""
         with _LOCK:
             if not self._kept:
                 self._kept.append(self.by(instead))
@@ -119,7 +119,7 @@ class Patch:
 
 
 def caller() -> str:
-    """Return the name of the module that called a replaced function. What replaces the function calls this."""
+    """Return the name of the module that called a replaced function. Replacements call this."""
     frame = sys._getframe(1)
     replaces = (__name__, frame.f_globals["__name__"])
     while frame.f_back and frame.f_globals.get("__name__") in replaces:

@@ -2,8 +2,8 @@
 
 JAX serializes tuples, lists, dicts with strings as keys, and None; any other type needs a name and its static data as
 bytes (https://docs.jax.dev/en/latest/export/export.html, register_pytree_node_serialization). Types that the user
-registered so keep what they were registered with. The others are described by what JAX knows of every node: namedtuples
-as JAX itself does it, and the rest as `core/trees/one_level.py` says.
+registered so keep their registration. JAX's knowledge of every node describes the others: namedtuples as JAX itself
+does it, and the rest as `core/trees/one_level.py` says.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _NATIVE = (tuple, list, dict, type(None))
 def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
     """Check that every type in `trees` ("the result has" -> PyTreeDef) can be described.
 
-    file, key: where the function is written, for messages.
-    Raises StagecError with every type that cannot, whose it is, and the lines to write for each.
+    file, key: the place of the function, for messages.
+    Raises StagecError with every other type, its owner, and the lines to write for each.
     """
     problems: dict[str, Problem] = {}
     for where, tree in trees.items():
@@ -63,14 +63,14 @@ def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
 def serialize(exported: jax.export.Exported, vjp_order: int) -> bytes:
     """Return the bytes of JAX's `Exported`, whatever types are in its trees; `check` has passed them.
 
-    vjp_order: how many orders of its vector-Jacobian product it has. Raises what JAX raises where it cannot.
+    vjp_order: the orders of its vector-Jacobian product to include. Raises JAX's error if it cannot.
     """
     trees = {name: _serializable(getattr(exported, name)) for name in ("in_tree", "out_tree")}
     return bytes(_without_open_shardings(dataclasses.replace(exported, **trees)).serialize(vjp_order=vjp_order))
 
 
 def _without_open_shardings(exported: jax.export.Exported) -> jax.export.Exported:
-    """Return what JAX can write: over a mesh of Explicit and Auto axes it has shardings that leave dimensions to XLA.
+    """Return a form that JAX can write: over Explicit and Auto axes, some shardings leave dimensions to XLA.
 
     Its format has none for those. Without a sharding XLA decides, and the module says what the function does.
     """
@@ -87,7 +87,7 @@ def _without_open_shardings(exported: jax.export.Exported) -> jax.export.Exporte
 
 def ours(exported: jax.export.Exported) -> Exported:
     """Return JAX's `Exported` as ours, without its vector-Jacobian product."""
-    # The flat form serializes whatever the types in the trees are, registered or not.
+    # The flat form serializes all types in the trees, registered or not.
     flat = dataclasses.replace(
         exported,
         in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
@@ -104,7 +104,7 @@ def ours(exported: jax.export.Exported) -> Exported:
 
 
 def _weak(avals: Sequence[Aval], theirs: Sequence[Any]) -> tuple[Aval, ...]:
-    """Return avals with JAX's weak types, which no file has."""
+    """Return avals with JAX's weak types: no file has them."""
     pairs = zip(avals, theirs, strict=True)
     return tuple(Aval(aval.dtype, aval.shape, getattr(theirs, "weak_type", False)) for aval, theirs in pairs)
 
@@ -180,7 +180,7 @@ def _nodes(tree: Any) -> list[Any]:
 
 
 def _taken_apart(node: Any) -> OneLevel:
-    """Return a node of a PyTreeDef as an object of it with placeholders is; without key entries where none is made."""
+    """Return a node of a PyTreeDef like its object with placeholders; without key entries if no object can be made."""
     kind, auxdata = node.node_data()
     for placeholder in PLACEHOLDERS:
         with contextlib.suppress(Exception):  # the user's own function
@@ -197,7 +197,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _advice(kind: type) -> str:
-    """What to write for a type that cannot be described."""
+    """The advice for a type that cannot be described."""
     if kind is dict:
         return "use numbers, strings, members of enums, dataclasses, or tuples of these as keys"
     if kind is StaticLeaf:

@@ -1,12 +1,12 @@
 """Which of its declared files a process read, so that Bazel can pass over edits of the others.
 
-Python tells audit hooks what it opens (https://docs.python.org/3/library/audit_events.html). It does not tell them of
-`os.stat`, which has a file's size, so that is watched here; nor of what native code and other processes open:
-safetensors opens files in Rust. Where native code of others was loaded, only Python sources can be unread; where a
-process was started, no file can.
+Python tells audit hooks what it opens (https://docs.python.org/3/library/audit_events.html). It does not report
+`os.stat`, which returns a file's size, so this module watches it. Nor does it report files that native code and other
+processes open: safetensors opens files in Rust. Where native code of others was loaded, only Python sources can be
+unread; where a process was started, no file can.
 
-Which files there are matters too: a new one may be what an import would have found, or a list of names. Where a process
-looked only for what `core/builds/imports.py` knew before, the names of all files are unread as well.
+The set of files matters too: an import or a listing may find a new file. If a process looked only for names that
+`core/builds/imports.py` knew before, the names of all files are unread as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STARTS = frozenset(
 _STARTS_SILENTLY = frozenset({"multiprocessing.popen_forkserver", "multiprocessing.popen_spawn_posix"})
 """Modules that are imported to start one without an event."""
 _READ_NO_FILES = frozenset({"fc-list", "ldconfig", "lscpu", "uname"})
-"""Programs that say what is on the machine, and read nothing of the user's: matplotlib asks for fonts."""
+"""Programs that describe the machine, and read no user files: matplotlib asks for fonts."""
 _OF_THE_MACHINE = re.compile("^(/usr)?/s?bin/(?=[^/]*$)")
 _CALLS_NATIVE_CODE = frozenset({"ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle"})
 _HEARD = frozenset({"open", "import", "os.listdir", "os.scandir"}) | _STARTS | _CALLS_NATIVE_CODE
@@ -39,7 +39,7 @@ _OPENS_NO_FILES = frozenset(
     {"PIL", "charset_normalizer", "contourpy", "jax_cuda13_plugin", "jaxlib", "kiwisolver", "matplotlib", "ml_dtypes"}
     | {"msgpack", "numpy", "scipy", "yaml"}
 )
-"""Packages whose native code opens no file of the user's by its path, but for the modules that follow."""
+"""Packages whose native code opens no user file by its path, except the modules that follow."""
 _OPENS_FILES = ("PIL._imagingft", "_dbm", "_gdbm", "_sqlite3", "scipy.io.")
 _IMPORT_SYSTEM = frozenset({"_frozen_importlib_external", "importlib._bootstrap_external"})
 _OPENS_BELOW = frozenset({"os", "shutil", "stagec"})
@@ -49,7 +49,7 @@ _TAKES_NAMES = frozenset({"glob", "importlib", "os", "pathlib", "shutil"})
 
 
 class Reads:
-    """What this process reads from here on. Nothing ends that: have one, in a process that ends soon."""
+    """The files that this process reads from here on. Nothing stops it: use one, in a process that ends soon."""
 
     def __init__(self) -> None:
         self._stat = os.stat
@@ -74,7 +74,7 @@ class Reads:
         if self._processes or not sys.modules.keys().isdisjoint(_STARTS_SILENTLY):
             return []
         names = {path.rpartition("/")[2] for path in paths}
-        for module in list(sys.modules.values()):  # what was imported before counts too
+        for module in list(sys.modules.values()):  # earlier imports count too
             file = getattr(module, "__dict__", {}).get("__file__")
             if isinstance(file, str) and file.rpartition("/")[2] in names:
                 self._note(file, self._files)
@@ -104,7 +104,7 @@ class Reads:
         return self._why_all
 
     def _users(self, path: str, roots: Sequence[str], installed: tuple[str, ...]) -> str | None:
-        """Return where a path is of the user's, as declared paths are; None: it is of the machine or of packages."""
+        """Return a user's path in the form of declared paths; None for a path of the machine or of packages."""
         if f"{path}/".startswith(installed):
             return None
         relative = os.path.relpath(path, self._here)
@@ -125,7 +125,7 @@ class Reads:
     def _asking(
         self, before: Callable[..., Any], path: Any, *mode: int, dir_fd: int | None = None, **options: Any
     ) -> Any:
-        """Note what a function of `os` is asked for. The import system has functions of its own."""
+        """Note the paths that a function of `os` gets. The import system has its own functions."""
         self._note(path, self._files, dir_fd=dir_fd)
         return before(path, *mode, dir_fd=dir_fd, **options)
 
@@ -163,7 +163,7 @@ class Reads:
                     self._native_code, self._why_all = True, self._why_all or module
         elif event in ("os.scandir", "os.listdir"):
             name = sys._getframe(1).f_globals.get("__name__")
-            # The first says what it looks for, the second lists what it removes.
+            # The first names the path that it looks for, the second lists the files that it removes.
             if name not in _IMPORT_SYSTEM and (name, type(arguments[0])) != ("shutil", int):
                 self._note_listed(arguments[0])
             if event == "os.scandir" and str(name).partition(".")[0] not in _TAKES_NAMES:
@@ -176,7 +176,7 @@ class Reads:
             self._native_code, self._why_all = True, self._why_all or "what ctypes calls"
 
     def _note(self, path: Any, into: set[tuple[int, int]], makes: bool = False, **options: Any) -> None:
-        """Note a file that is opened or asked for. makes: whether it is made if it is not there."""
+        """Note an open or a look-up of a file. makes: whether the call makes a missing file."""
         try:
             into.add(_identity(self._stat(path, **options)))
         except (TypeError, ValueError):
@@ -188,7 +188,7 @@ class Reads:
                     self._why_all = self._why_all or f"it asks for {path!r} below a descriptor"
 
     def _note_others(self, path: str) -> None:
-        """Note what else is read where this path is opened. Raises ValueError for a cached file of an unknown form."""
+        """Note the other reads that this open implies. Raises ValueError for a cached file of an unknown form."""
         if not path.startswith("/"):  # of a folder's descriptor, maybe: the event does not say
             self._relative.add("/".join(part for part in os.path.normpath(path).split("/") if part != ".."))
         if path.endswith(".pyc"):  # its source is compared by size and time
@@ -203,7 +203,7 @@ class Reads:
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:
-    """Return which file it is, by whatever name: files in a Bazel sandbox are links, which a model may follow."""
+    """Return the file's identity under any name: files in a Bazel sandbox are links, and a model may follow them."""
     return file.st_dev, file.st_ino
 
 

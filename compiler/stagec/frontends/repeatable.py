@@ -2,8 +2,8 @@
 
 Where a model reads a clock, it is the start of 2020 and some microseconds. Where it draws random numbers without a
 seed of its own, they come from a fixed one. Both go on as usual: a second reading is later, a second number is another
-one. JAX, and what waits for threads and processes, has the real clock. Native code that asks the system itself is not
-seen here, nor is another process.
+one. JAX, and code that waits for threads and processes, has the real clock. Native code that asks the system itself is
+not seen here, nor is another process.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stagec.frontends import patched
 START = calendar.timegm((2020, 1, 1, 0, 0, 0)) * 10**9
 """When a model is traced, in ns of Unix time."""
 _TICK = 1000
-"""What a reading takes, in ns: a loop that waits for a time ends."""
+"""The ns that pass with each reading, so that a loop that waits for a time ends."""
 _SEED = 20200101
 _Function: TypeAlias = Callable[..., Any]
 _HAVE_THE_REAL_CLOCK = frozenset(
     {"asyncio", "concurrent", "jax", "jaxlib", "logging", "multiprocessing", "queue", "selectors", "socket", "stagec"}
     | {"subprocess", "threading"}
 )
-"""Packages that measure, or that wait for something which has no part in a model's clock."""
+"""Packages that measure, or that wait for something outside a model's clock."""
 
 
 class _State(NamedTuple):
-    """What the next reading and the next random number follow from. clock: in ns. drawn: blocks of entropy so far."""
+    """The state that determines the next reading and random number. clock: in ns. drawn: blocks of entropy so far."""
 
     clock: int
     drawn: int
@@ -71,7 +71,7 @@ _STATES: dict[str, _State] = {}
 def clock_and_chance() -> Iterator[None]:
     """Have a model read the same clock and draw the same random numbers in each process, inside `with`.
 
-    Local time is UTC. Afterwards all is as it was. It holds for all threads: have one that traces.
+    Local time is UTC. Afterwards everything is restored. It affects all threads: trace in only one.
     """
     if _WORLD.depth:
         yield
@@ -97,7 +97,7 @@ def clock_and_chance() -> Iterator[None]:
 
 
 def again(what: str) -> None:
-    """Have the clock and random numbers go on from where they were when this was called with `what` first.
+    """Reset the clock and random numbers to their state at the first call with this `what`.
 
     So a function that is traced twice is the same twice. Outside `clock_and_chance` it does nothing.
     """

@@ -27,7 +27,7 @@ def rewrite(module: ir.Module, roots: Sequence[str]) -> None:
         return known[attribute]
 
     def convert(location: ir.Location) -> ir.Location:
-        """Return a location without frames of ours; the unknown one where nothing is left."""
+        """Return a location without stagec's frames; the unknown location if no frame is left."""
         match location:
             case ir.FileLineColLoc():
                 if Path(location.filename).is_relative_to(_OURS):
@@ -37,7 +37,7 @@ def rewrite(module: ir.Module, roots: Sequence[str]) -> None:
             case ir.NameLoc():
                 child = mapped(location.child_loc)
                 gone = _is_unknown(child) and not _is_unknown(location.child_loc)
-                # The name is that of the frame where its child is a line, and of the operation elsewhere.
+                # The name is the frame's if its child is a line, and the operation's otherwise.
                 frame = isinstance(location.child_loc, ir.FileLineColLoc)
                 return child if gone and frame else ir.Location.name(location.name_str, child)
             case ir.CallSiteLoc():
@@ -65,7 +65,7 @@ def _is_unknown(location: ir.Location) -> bool:
 
 
 def _displayed(filename: str, roots: Sequence[str]) -> str:
-    """Return a source file's path as every machine has it."""
+    """Return a source file's path in a form that is the same on every machine."""
     _, installed, inside = filename.rpartition("site-packages/")
     if installed:
         return installed + inside

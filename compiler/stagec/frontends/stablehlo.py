@@ -1,6 +1,6 @@
 """The StableHLO frontend: a module that another framework wrote becomes an `Exported` like any other, without JAX.
 
-The module's function `main` says what the arguments and results are: a flat list of arrays of static shape.
+The module's function `main` defines the arguments and results: a flat list of arrays of static shape.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from stagec.stages import mlir
 from stagec.stages.exported import Exported
 
 _CALLING_CONVENTION = 10
-"""The version of the calling convention that modules are given, which is the pinned JAX's."""
+"""The version of the calling convention for modules: the pinned JAX's."""
 
 _DTYPES = {
     mlir_name(name): name
     for name, dtype in DTYPES.items()
     if dtype.bits not in (0, 1, 2, 6) and not name.startswith("key<")
 }
-"""Our dtypes by what MLIR writes for them."""
+"""Our dtypes by MLIR's names for them."""
 
 
 def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
@@ -77,10 +77,10 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
 
 
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the module as StableHLO text, with the source locations that its file holds."""
+    """Return the module as StableHLO text, with the source locations in its file."""
     with mlir.make_context() as context:
         text = str(_read(context, spec, import_roots).operation.get_asm(enable_debug_info=True))
-    # MLIR's name for text that it was handed.
+    # MLIR's name for a string that it parsed.
     return text.replace('loc("-":', f'loc("{(Path(spec.manifest).parent / spec.entry).as_posix()}":')
 
 
@@ -102,7 +102,7 @@ def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
 def results(
     spec: FunctionSpec, import_roots: Sequence[str], serialized: bytes, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return what a call of the artifact gives: JAX's, or stagec's where JAX is not installed.
+    """Return the result of a call of the artifact: JAX's, or stagec's if JAX is not installed.
 
     Nothing was traced that it could be compared with.
     """
@@ -163,7 +163,7 @@ def _aval(spec: FunctionSpec, kind: ir.Type, what: str) -> Aval:
 
 
 def aval(kind: ir.RankedTensorType) -> Aval | None:
-    """Return the aval of a tensor of static shape; None where JAX has no such dtype."""
+    """Return the aval of a tensor of static shape; None if JAX has no such dtype."""
     dtype = _DTYPES.get(str(kind.element_type))
     return Aval(dtype, tuple(kind.shape)) if dtype else None
 

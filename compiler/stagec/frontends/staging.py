@@ -18,9 +18,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Jitted(Protocol[P, R_co]):
-    """What `jit` gives, for type checkers: a `Wrapped` of either frontend, which takes what the function takes.
+    """The result of `jit`, for type checkers: a `Wrapped` of either frontend with the function's parameters.
 
-    It gives what the function gives, with NumPy's or stagec's arrays where the trace has its own.
+    It returns the function's results, with NumPy's or stagec's arrays instead of the trace's.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -42,7 +42,7 @@ class Jitted(Protocol[P, R_co]):
         """Return shapes and dtypes of the result."""
 
     def clear_cache(self) -> None:
-        """Forget what was compiled."""
+        """Forget all compiled programs."""
 
 
 class Options(TypedDict, total=False):
@@ -102,11 +102,11 @@ def jit(
     host_callbacks: "drop" leaves out callbacks into Python that have no results, such as `jax.debug.print`. "refuse"
         raises for all callbacks. If an environment variable turns off those of a library, set it before you import the
         library.
-    frontend: what traces the function. "jax" means JAX. "arrays" means stagec itself, for functions of `stagec.numpy`;
-        these cannot have callbacks.
+    frontend: the tracer of the function. "jax" means JAX. "arrays" means stagec itself, for functions of
+        `stagec.numpy`; these cannot have callbacks.
 
-    Raises TypeError for `device`, `backend` and `abstracted_axes`, and says what to write instead; ValueError for
-    another `host_callbacks` or `frontend`; and ModuleNotFoundError if `frontend` is "jax" and JAX is not installed.
+    Raises TypeError for `device`, `backend` and `abstracted_axes`, and explains the alternative; ValueError for another
+    `host_callbacks` or `frontend`; and ModuleNotFoundError if `frontend` is "jax" and JAX is not installed.
 
     >>> import numpy as np
     >>> double = stagec.jit(lambda x: x * 2)
@@ -136,7 +136,7 @@ def jit(
 
 
 def _tracers(frontend: str) -> Callable[..., Callable[[Callable[..., Any]], Tracing]]:
-    """Return what takes the parameters of `jit`, refuses what the frontend does not have, and makes tracers."""
+    """Return a function that takes the parameters of `jit`, refuses unsupported ones, and makes tracers."""
     if frontend not in TRACERS:
         raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either(TRACERS)}'}")
     if frontend == "arrays":

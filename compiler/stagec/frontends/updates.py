@@ -1,4 +1,4 @@
-"""Changes that a function makes to its arguments, or to what it closes over, while it is traced.
+"""Find changes that a function makes to its arguments, or to objects in its closure, during tracing.
 
 A program gives results and changes nothing else: as under `jax.jit`, what a function assigns to a field of an argument
 is gone after the trace. Where no result has it, the update would be lost, and that is refused.
@@ -18,15 +18,16 @@ from stagec.core.trees.tree import argument_path
 from stagec.frontends import closures, user_code
 
 Refusal: TypeAlias = "Callable[[str, str], Exception]"
-"""Makes an error of what a function does, as a sentence without its name, and of what to write instead."""
+"""Makes an error from a function's behavior (a sentence without its name) and the correction."""
 _SHOWN = 3
 """Paths that an error names."""
 
 
 class Replaced(NamedTuple):
-    """What a call of `function` replaced in its arguments.
+    """The replacements of a call of `function` in its arguments.
 
-    structure, before: the PyTreeDef of `(args, kwargs)` and its leaves by path, as they were. paths: of what is new.
+    structure, before: the PyTreeDef of `(args, kwargs)` and its leaves by path, before the call. paths: of the new
+    values.
     """
 
     function: Callable[..., Any]
@@ -44,11 +45,11 @@ def watched(
 ) -> Callable[..., Any]:
     """Return `function` with a check after each call; its signature stays.
 
-    refusal: makes the error that a call raises where the function replaced arrays of its arguments, or of objects that
-    it reaches by names, and does not return the new ones.
-    value_of: gives what stands for an array's elements in a trace; None for what is not an array of a trace.
+    refusal: makes the error of a call if the function replaced arrays of its arguments, or of objects that it reaches
+    by names, and does not return the new ones.
+    value_of: returns the placeholder of an array's elements in a trace; None for anything but an array of a trace.
     copied: how to copy an argument NAME.
-    same: gives those paths where the value is the one from before, only as another tracer.
+    same: returns the paths with an unchanged value in another tracer.
     """
 
     def lost(paths: Sequence[str], write: str) -> Exception:
@@ -68,7 +69,7 @@ def watched(
         around = reached(before)  # of the traces around this one
         result = function(*args, **kwargs)
         returned = {id(value_of(leaf)) for leaf in leaves(result).values()}
-        # What is another object each time is made when the tree is taken apart.
+        # An object that differs each time is made by taking the tree apart.
         made = {path for path, leaf in before.items() if again.get(path) is not leaf}
         after = {path: value_of(leaf) for path, leaf in leaves((args, kwargs)).items()}
         passed_over = returned | ({id(value) for value in values.values()} if len(after) < len(before) else set())
@@ -92,12 +93,12 @@ def watched(
 
 
 def refusal_of(name: str) -> Refusal:
-    """Return what makes a ValueError about the function of this name."""
+    """Return a function that makes a ValueError about the function of this name."""
     return lambda what, write: ValueError(str(mistake(f"{name} {what}", write)))
 
 
 def leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves by path; none of what cannot be taken apart any more: such a state says so when it is used."""
+    """Return the leaves by path; none if the tree cannot be taken apart any more: using that state is an error."""
     try:
         leaves, _ = _jax.pytree.default_registry().flatten_with_path(tree)
     except Exception:  # noqa: BLE001 - a class of the user's raises anything
@@ -113,7 +114,7 @@ def _structure(tree: Any) -> Any:
 
 
 def _arguments(parameters: Sequence[str], changed: Sequence[str], copied: str) -> tuple[list[str], str]:
-    """Return the paths of changed arguments, and what to write."""
+    """Return the paths of changed arguments, and the correction."""
     paths = [named(parameters, path) for path in changed]
     names = list(dict.fromkeys(re.split(r"(?<=.)[.\[]", path)[0] for path in paths))
     write = f"return {', '.join(names)} too, and give the next call what the result has;\n"

@@ -1,4 +1,4 @@
-"""Run the user's code: import an entry point, call it, and tell a failure the way the user would see it.
+"""Run the user's code: import an entry point, call it, and report a failure from the user's view.
 
 A failure is a `Problem` with the traceback of the user's own code: frames of stagec, of the import system and of
 installed packages are left out, and file names are relative to the workspace.
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _OURS = str(Path(__file__).absolute().parent.parent)
 _INSTALLED = re.compile(r"""(?:/[^\s"'()/]+)*/site-packages/(?=\S)""")
 _workspace: list[str] = []
-"""The folder in which user code was imported, if any was: a model may change the current one."""
+"""The current folder at the import of user code, because a model may change it later; None before an import."""
 
 
 def add_import_roots(roots: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ def add_import_roots(roots: Sequence[str]) -> None:
 
 
 def load_entry(entry: str, file: str, key: str) -> Any:
-    """Return what `entry` ("package.module:attribute") names.
+    """Return the object named by `entry` ("package.module:attribute").
 
     file, key: the manifest and the key that hold the entry, for messages.
     Raises StagecError when the module or the attribute is missing, or when importing the module raises.
@@ -90,7 +90,7 @@ def place(frames: Iterable[tuple[str, int]]) -> str:
 def library(frames: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
     """Return the top module of the library that the innermost of `frames` is in, and FILE:LINE there.
 
-    It passes over frames of JAX, Python and stagec. None where the next frame is the user's own, or there is none.
+    It passes over frames of JAX, Python and stagec. None if the next frame is the user's own, or there is none.
     """
     for name, line in frames:
         if is_users(name):
@@ -111,14 +111,14 @@ def _raised(error: BaseException, what: str, file: str, key: str) -> StagecError
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     for frame in frames:
         frame.filename = _displayed(frame.filename)
-    # JAX tells in messages where a function is.
+    # JAX's messages have the places of functions.
     lines = "".join(traceback.format_list(frames)) + displayed("".join(traceback.format_exception_only(error)))
     advice = _advice(error, file)
     return StagecError(Problem(file, key, f"{what} {type(error).__name__}", "\n".join([lines.rstrip(), *advice])))
 
 
 def _advice(error: BaseException, manifest: str) -> list[str]:
-    """Return what to write where a model lacks a module or a file; nothing for any other error.
+    """Return the advice if a model lacks a module or a file; nothing for any other error.
 
     An action sees the files that BUILD names, and no others of the workspace.
     """
@@ -131,7 +131,7 @@ def _advice(error: BaseException, manifest: str) -> list[str]:
         program = bool(names) and Path(names[-1]).name == "subprocess.py"  # it looked for a program
         return [] if program or not importer else [_missing_file(error.filename, importer, manifest)]
     if isinstance(error, ModuleNotFoundError) and error.name:
-        # What an installed package imports is not a file of the workspace.
+        # Imports of an installed package are not files of the workspace.
         return _missing_module(error.name, importer if names and is_users(names[-1]) else None, manifest)
     part = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
     if isinstance(error, ImportError) and part and any(map(is_users, _folders(part[2]))):
@@ -140,7 +140,7 @@ def _advice(error: BaseException, manifest: str) -> list[str]:
 
 
 def _missing_module(name: str, importer: Path | None, manifest: str) -> list[str]:
-    """Return what to write for a module that is not there. importer: the user's file that wants it; None: a library."""
+    """Return the advice for a missing module. importer: the user's file that imports it; None: a library."""
     top, _, inside = name.partition(".")
     parents = _folders(name.rpartition(".")[0]) if inside else []
     package = distributions.of_import(name)
@@ -168,7 +168,7 @@ def _missing_module(name: str, importer: Path | None, manifest: str) -> list[str
 
 
 def _missing_file(filename: object, importer: Path, manifest: str) -> str:
-    """Return what to write for a file that is not there. filename: as it was opened; None: it is not known."""
+    """Return the advice for a missing file. filename: from the call that opened it; None: it is not known."""
     if not isinstance(filename, str):
         return "a file that a model reads: name it in data of aot_manifest in BUILD"
     path = Path(_displayed(filename))
@@ -192,12 +192,12 @@ def _name_in(attribute: str, file: Path, manifest: str) -> str:
 
 
 def _folders(module: str) -> list[str]:
-    """Return the folders that an imported package has its modules in; none for what was not imported."""
+    """Return the folders with an imported package's modules; none if it was not imported."""
     return list(getattr(sys.modules.get(module), "__path__", []))
 
 
 def _module_in(folder: Path, name: str) -> str:
-    """Return the name of the file or folder that a top-level module is in a folder; "" where it is none."""
+    """Return the name of a top-level module's file or folder in a folder; "" if it has none."""
     return next((entry for entry in (f"{name}.py", name) if (folder / entry).exists()), "")
 
 

@@ -1,9 +1,9 @@
 """A first export of a process that forks for the others, so that no fork is the first to do anything.
 
-JAX and MLIR fill tables when they are asked first, and Python runs faster what it has run before; forks share that
-memory. Without it a small export takes 235 ms of CPU time in a fork, and 203 with it; a first export takes 90. One of a
-larger program, with a loop and a gradient, takes 260 and saves as much. An export makes a client, whose threads no fork
-would have: here JAX believes that there is one. Nothing that it traced is kept.
+JAX and MLIR fill tables at the first use, and Python runs code faster the second time; forks share that memory. Without
+it a small export takes 235 ms of CPU time in a fork, and 203 with it; a first export takes 90. One of a larger program,
+with a loop and a gradient, takes 260 and saves as much. An export makes a client, whose threads no fork would have:
+here JAX believes that there is one. Nothing that it traced is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPEC = FunctionSpec(
 
 
 def program(params: Mapping[str, Any], x: jax.Array) -> jax.Array:
-    """Do what most models do: a layer."""
+    """Run a layer, as most models do."""
     return jax.nn.softmax(jax.nn.gelu(x @ params["kernel"] + params["bias"]))
 
 
@@ -61,7 +61,7 @@ def warm() -> bool:
 
 
 class _Client:
-    """What JAX asks of a client when it lowers over a mesh."""
+    """The part of a client that JAX uses to lower over a mesh."""
 
     platform = "cpu"
     serialize_with_sdy = True
@@ -73,7 +73,7 @@ class _Device:
 
 @contextlib.contextmanager
 def _without_a_client() -> Iterator[None]:
-    """Let JAX lower over a mesh and start no thread, inside a `with` statement; then it forgets what it did."""
+    """Make JAX lower over a mesh without starting a thread, inside a `with` statement; then clear its caches."""
 
     def in_one_thread(before: Callable[[], Any]) -> Any:
         context = before()

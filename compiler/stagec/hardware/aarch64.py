@@ -36,7 +36,7 @@ class Core:
 
     @functools.cached_property
     def cpuinfo(self) -> bytes:
-        """The /proc/cpuinfo of a machine with one such core, which has nothing else."""
+        """The /proc/cpuinfo of a machine with one core of this kind, and nothing else."""
         flags = " ".join([*self.requires, *(["sve"] if self.sve else [])])
         lines = ["processor\t: 0", f"Features\t: {flags}"]
         if self.part is not None:
@@ -61,7 +61,7 @@ _LLVM_NAMES: Mapping[str, frozenset[str]] = {
     "sm4": frozenset(("sm4",)),
 }
 BASELINE = llvm_names(("asimd", "fp"))
-"""What every aarch64 machine that runs Linux has."""
+"""The features of every aarch64 machine that runs Linux."""
 
 _V8_0 = ("asimd", "fp")
 _A72 = ("asimd", "crc32", "fp")

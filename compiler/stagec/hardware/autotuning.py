@@ -1,4 +1,4 @@
-"""Results of autotuning: which variant of each kernel XLA found fastest on an NVIDIA device.
+"""Results of autotuning: XLA's fastest variant of each kernel on an NVIDIA device.
 
 XLA keeps them as xla.AutotuneResults (xla/autotune_results.proto, xla/autotuning.proto), here in protobuf's text format
 (https://protobuf.dev/reference/protobuf/textformat-spec/). It looks one up by its kernel and its device,
@@ -19,9 +19,9 @@ from stagec.hardware.cuda_devices import Device
 VERSION = 3
 """Version of the whole file, as this XLA reads it (xla/service/gpu/autotuning/autotuner_util.cc)."""
 REFRESH = "time them again: stagec autotune, on a machine with the device"
-"""What to do about a file that is wrong."""
+"""The advice for a wrong file."""
 _KINDS = ("gemm", "triton", "algorithm", "other")
-"""What a result may choose; XLA passes over older kinds, and over failures."""
+"""The possible choices of a result; XLA ignores older kinds, and failures."""
 _MEASURED = ("run_time", "scratch_bytes")
 _WARPS = ("num_warps", "num_ctas")
 _TRITON = ("block_m", "block_n", "block_k", "num_stages", *_WARPS)
@@ -38,10 +38,10 @@ Message: TypeAlias = "tuple[tuple[str, str | Message], ...]"
 
 @dataclass(frozen=True)
 class Result:
-    """What XLA chose for one kernel.
+    """XLA's choice for one kernel.
 
     device: properties of the device, and the version of cuDNN. hlo: the kernel, escaped as in the file.
-    version: XLA's number for how it makes kernels; None is the version of the XLA that reads it.
+    version: XLA's version number for making kernels; None is the version of the XLA that reads it.
     chosen: one field of xla.AutotuneResult.
     """
 
@@ -54,7 +54,7 @@ class Result:
 def read(text: str, file: str = "") -> list[Result]:
     """Read a file of results; an empty one has none.
 
-    file: what messages call it. Raises StagecError with everything that XLA would not read, would pass over without a
+    file: its name in messages. Raises StagecError with everything that XLA would not read, would pass over without a
     word, or that would end its process.
     """
     try:
@@ -105,7 +105,7 @@ def check(results: Iterable[Result], device: Device, file: str = "") -> None:
 
 
 def cudnn(results: Iterable[Result]) -> tuple[int, int, int] | None:
-    """Return the version of cuDNN with which kernels were timed; None without results."""
+    """Return the version of cuDNN that ran the timed kernels; None without results."""
     return next((_timed_on(result)[1] for result in results), None)
 
 
@@ -161,7 +161,7 @@ def _timed_on(result: Result) -> tuple[str, tuple[int, int, int]]:
 
 
 def _result(entry: Message) -> Result | str:
-    """The result of an entry, or what is wrong with it."""
+    """The result of an entry, or its fault."""
     fields = dict(entry)
     unknown = [name for name in fields if name not in ("device", "hlo", "result", "version")]
     if unknown or len(fields) != len(entry):

@@ -11,13 +11,13 @@ from stagec.hardware.tables import Entry, Hardware
 
 
 def hardware(platform: str) -> Hardware:
-    """Return what is checked in of a platform."""
+    """Return the checked-in hardware of a platform."""
     checked_in: Hardware = importlib.import_module(f"stagec.hardware.{platform}").HARDWARE
     return checked_in
 
 
 def entries() -> list[Entry]:
-    """Return all that is checked in, by platforms."""
+    """Return all checked-in hardware, by platforms."""
     return [entry for platform in PLATFORMS for entry in hardware(platform).entries()]
 
 
@@ -25,7 +25,7 @@ def target(name: str, others: tuple[str, ...] = ()) -> TargetSpec:
     """Return the target of a short name ("cpu-avx2", "h100-sxm") or of a TPU topology ("v5e:2x2").
 
     others: names that are known besides, for the message.
-    Raises StagecError, which suggests similar names, when there is no such target.
+    Raises StagecError with similar names when there is no such target.
     """
     everywhere = list(map(hardware, PLATFORMS))
     for module in everywhere:

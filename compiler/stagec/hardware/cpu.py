@@ -10,7 +10,7 @@ from stagec.hardware import tables
 from stagec.hardware.tables import Entry, Hardware
 
 PARALLELISM = 8
-"""Into how many partitions XLA may split an operation, where a target does not say."""
+"""The default number of partitions into which XLA may split an operation."""
 
 
 @functools.cache

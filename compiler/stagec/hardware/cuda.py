@@ -1,4 +1,4 @@
-"""NVIDIA devices: those that are checked in, by short names."""
+"""The checked-in NVIDIA devices, by short names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def devices() -> Mapping[str, Device]:
 
 
 def device(name: str) -> Device:
-    """Return the device of a short name. Raises StagecError, which names near ones, when there is none."""
+    """Return the device of a short name. Raises StagecError with similar names when there is none."""
     if name not in devices():
         write = near(name, devices()) or f"write one of {', '.join(devices())}"
         write += "\nfor another one, write the path of a file that describes it, as stagec describe-device writes it"

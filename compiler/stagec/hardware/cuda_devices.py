@@ -15,7 +15,7 @@ from typing import Any
 from stagec.core.telling.errors import Problem, StagecError, nearest, show
 
 CAPABILITY = re.compile(r"(\d+)\.(\d)([af]?)")
-"""A compute capability: major, minor, and which of the features there are that only this architecture or family has."""
+"""A compute capability: major, minor, and the features that only this architecture or family has."""
 REMARKS = ("doc", "source")
 """Texts for readers that a description may have besides the fields of `Device`."""
 _TOPOLOGY = re.compile(r"[1-9]\d*x[1-9]\d*x[1-9]\d*")
@@ -32,9 +32,9 @@ class Device:
     threads_per_core_limit and the other limits: as CUDA's device attributes of like names.
     active_links: NVLink links; 0 without. pcie_bandwidth: bytes a second to the host.
     bf16_flops: peak bfloat16 operations a second, dense; it is for estimates and changes no code, and so are
-    nvlink_bandwidth: bytes a second of all NVLink links of a device, in one direction; 0 where there are none, or it is
+    nvlink_bandwidth: bytes a second of all NVLink links of a device, in one direction; 0 if there are none, or it is
     not known.
-    network_bandwidth: bytes a second of a device to other hosts, in one direction; 0 where it is not known.
+    network_bandwidth: bytes a second of a device to other hosts, in one direction; 0 if it is not known.
     """
 
     name: str
@@ -74,7 +74,7 @@ _SAY = {str: "a string", int: "an integer", float: "a number"}
 def read(description: Mapping[str, Any], file: str = "", key: str = "") -> Device:
     """Read a description whose keys are the fields of `Device`; those that have a default may be left out.
 
-    file, key: where it stands, for messages; "" for the key when it is the whole file.
+    file, key: its place, for messages; "" for the key when it is the whole file.
     Raises StagecError with every field that is missing, unknown, of another type or not positive.
     """
     problems = [
@@ -88,7 +88,7 @@ def read(description: Mapping[str, Any], file: str = "", key: str = "") -> Devic
 
 
 def _faults(description: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Field, what is wrong with it, what to write."""
+    """Field, its fault, the correction."""
     for field in fields(Device):
         if field.default is MISSING and field.name not in description:
             what = "missing key: without it XLA stops, or makes code for another device"
@@ -117,14 +117,14 @@ _HINTS = {
 
 
 def num_devices(topology: str) -> int:
-    """Return how many devices a topology has; see `shape`."""
+    """Return the number of devices of a topology; see `shape`."""
     return math.prod(shape(topology))
 
 
 def shape(topology: str) -> tuple[int, int, int]:
     """Read a topology: "1x2x8" is one partition of two hosts with eight devices each.
 
-    A partition is what NVLink connects. Raises StagecError when the text is something else.
+    NVLink connects the devices of a partition. Raises StagecError when the string is something else.
     """
     if not _TOPOLOGY.fullmatch(topology):
         write = "write partitions x hosts x devices of each host, for example 1x1x1 or 1x2x8"

@@ -26,10 +26,10 @@ _TWO_BARRIERS = {(8, 0), (9, 0), (10, 0)}
 
 
 class Occupancy(NamedTuple):
-    """What fits on a multiprocessor.
+    """The blocks that fit on a multiprocessor.
 
     blocks: of a kernel at the same time; 0: it cannot run. warps: of these blocks; most: what the device could have.
-    limit: what there would have to be more of: "registers", "shared memory", "threads", "blocks" or "barriers".
+    limit: the scarce resource: "registers", "shared memory", "threads", "blocks" or "barriers".
     """
 
     blocks: int
@@ -44,7 +44,7 @@ class Occupancy(NamedTuple):
 
 
 def occupancy(device: Device, threads: int, registers: int, shared: int, barriers: int = 0) -> Occupancy | None:
-    """Return what fits on a multiprocessor; None where the rules of its compute capability are not known.
+    """Return the blocks that fit on a multiprocessor; None if the rules of its compute capability are not known.
 
     threads: of a block. registers: of a thread. shared: bytes of shared memory of a block. barriers: of a block.
     """

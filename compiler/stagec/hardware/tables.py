@@ -1,4 +1,4 @@
-"""The checked-in hardware as it is written, manifests/targets/*.toml, and what a platform says of its own."""
+"""Read the checked-in hardware, manifests/targets/*.toml, and define the interface of a platform's hardware."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FOLDER = Path(__file__).parent.parent / "targets"
 
 @dataclass(frozen=True)
 class Entry:
-    """What a person wants to read of a checked-in target.
+    """The facts about a checked-in target for a person.
 
     name: its short name; of a TPU generation, its name in topologies. platform: "cpu", "cuda" or "tpu".
-    doc: one line. source: where the numbers are from.
+    doc: one line. source: the origin of the numbers.
     memory: bytes; flops: peak bfloat16 operations a second; bandwidth: bytes a second from memory; links: bytes a
         second of all links to other devices, in one direction. All are of one device or chip, and None for CPUs: an
-        instruction set says nothing of them. links is None too where there are none.
+        instruction set says nothing of them. links is None too if there are none.
     examples: names of targets with it: the short name, or topologies. devices: how many devices each of those has.
     """
 
@@ -48,29 +48,29 @@ def read(platform: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 class Hardware(ABC):
-    """What is checked in of a platform's devices, as HARDWARE of its module; `target` is one of that platform.
+    """The checked-in devices of a platform, as HARDWARE of its module; `target` is one of that platform.
 
-    What is not abstract is so for devices of which a target may have any number, in any arrangement.
+    The methods that are not abstract fit devices that a target may have in any number and arrangement.
     """
 
     @abstractmethod
     def entries(self) -> list[Entry]:
-        """Return what is checked in."""
+        """Return the checked-in entries."""
 
     @abstractmethod
     def target(self, name: str) -> TargetSpec | None:
         """Return the target of a name; None for another name. Raises StagecError for a name that is nearly a target."""
 
     def names(self) -> list[str]:
-        """Return the names that `target` takes, where they can be listed."""
+        """Return the names that `target` takes, if they can be listed."""
         return []
 
     def advice(self, name: str) -> str:
-        """Return what to write for a name that is not a target, where it is nearly one; "" otherwise."""
+        """Return the advice for a name that is nearly one of a target; "" otherwise."""
         return ""
 
     def num_devices(self, target: Any) -> int | None:
-        """Return how many devices a target has; None where it may be any number."""
+        """Return the number of a target's devices; None if it may be any number."""
         return None
 
     def topologies_with(self, count: int, target: Any) -> list[str]:

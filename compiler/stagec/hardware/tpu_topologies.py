@@ -17,11 +17,11 @@ class Generation:
     """A generation of TPUs; properties are of one chip.
 
     name: as in a topology. device_kind: as `jax.Device.device_kind`.
-    cores: how many devices of JAX's a chip is.
+    cores: the number of JAX's devices on a chip.
     pod: chips along each axis of the largest slice.
     memory: bytes of HBM. bandwidth: bytes a second from it. flops: peak bfloat16 operations a second.
     link_bandwidth: bytes a second of one link to a neighbour, in one direction; a chip has two for each axis of `pod`.
-    network_bandwidth: bytes a second into the network between slices, in one direction; 0 where it is not known.
+    network_bandwidth: bytes a second into the network between slices, in one direction; 0 if it is not known.
     """
 
     name: str
@@ -44,10 +44,10 @@ _HINTS = {
 }
 """Names that others use; libtpu refuses them."""
 TOPOLOGY = r"^[A-Za-z0-9 ]+[:=_][1-9][0-9]*(x[1-9][0-9]*)*(_twisted|_untwisted)?$"
-"""A generation, chips along each axis and whether the torus is twisted, in all ways in which libtpu takes it."""
+"""A generation, chips along each axis and whether the torus is twisted, in all spellings that libtpu takes."""
 _SHAPE = re.compile(r"[1-9]\d*(?:x[1-9]\d*)*")
 _HOST = (2, 2, 1)
-"""Chips of a host along each axis, where a topology does not say otherwise."""
+"""The default chips of a host along each axis."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Topology:
         return tuple(size == largest for size, largest in zip(self.shape, self.generation.pod, strict=True))
 
     def options(self) -> dict[str, Any]:
-        """Return what libtpu needs beside the topology's name."""
+        """Return libtpu's options beside the topology's name."""
         options: dict[str, Any] = {"chips_per_host_bounds": list(self.host)}
         if self.generation.name == "v4":
             options["chip_config_name"] = "megacore"  # one device a chip, as JAX runs it
@@ -116,8 +116,8 @@ def parse_topology(text: str, generations: Mapping[str, Generation], host: str =
 
     generations: those that there are, by name.
     host: chips of one host, such as "2x4"; "" is 2x2, and 1x1 for a single chip. It changes the code.
-    slices: how many slices of that shape.
-    Raises StagecError, which names near topologies; its key is that of a target's table.
+    slices: the number of slices of that shape.
+    Raises StagecError with similar topologies; its key is that of a target's table.
     """
     if not re.match(TOPOLOGY, text):
         write = "write a generation and the chips along each axis, for example v5e:2x2 or v5p:2x2x1"
@@ -162,7 +162,7 @@ def _can_be_twisted(shape: Sequence[int]) -> bool:
 
 
 def topologies(generation: Generation) -> list[str]:
-    """Return usual topologies of a generation, smallest first: those whose axes are powers of two, and the pod."""
+    """Return usual topologies of a generation, smallest first: those with powers of two as axes, and the pod."""
     single = "x".join("1" for _ in generation.pod)
     sizes = [[2**i for i in range(1, 6) if 2**i <= largest] for largest in generation.pod]
     if len(sizes) == 3:

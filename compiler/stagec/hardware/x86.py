@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 Answers = Mapping[tuple[int, int | None], tuple[int, ...]]
-"""What cpuid says: (leaf, subleaf) -> (eax, ebx, ecx, edx). A subleaf of None stands for every one."""
+"""The answers of cpuid: (leaf, subleaf) -> (eax, ebx, ecx, edx). A subleaf of None stands for every one."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Isa:
 
     @functools.cached_property  # asked for at each place where LLVM asks the CPU
     def answers(self) -> Answers:
-        """What cpuid says on a CPU that has this level and nothing else; all zeros for a leaf that is not here."""
+        """The answers of cpuid on a CPU with only this level; all zeros for a leaf that is not here."""
         signature = 6 << 8 | (self.model & 15) << 4 | (self.model >> 4) << 16
         # The operating system saves the wide registers (OSXSAVE); `xcr0` says which.
         saves = (1 << 27) * ("xsave" in self.requires)
@@ -49,7 +49,7 @@ class Isa:
 
     @property
     def xcr0(self) -> int:
-        """What the operating system saves of the registers: bits as in XCR0."""
+        """The registers that the operating system saves: bits as in XCR0."""
         widths = {"avx": 0b100, "avx512f": 0b1110_0000, "amx_tile": 0b11 << 17}
         return 0b11 | sum(bits for flag, bits in widths.items() if flag in self.requires)
 
@@ -63,7 +63,7 @@ def llvm_names(flags: Iterable[str]) -> frozenset[str]:
     return frozenset(_LLVM_NAMES.get(flag, flag.replace("_", "-")) for flag in flags)
 
 
-# What every x86-64 machine with SSE4.2 has; /proc/cpuinfo has no flag for some of it.
+# The features of every x86-64 machine with SSE4.2; /proc/cpuinfo has no flag for some of them.
 BASELINE = frozenset(("64bit", "cmov", "crc32", "cx8", "fxsr", "mmx", "sse", "sse2", "sse3"))
 _LLVM_NAMES = {
     "abm": "lzcnt",

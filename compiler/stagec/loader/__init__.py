@@ -1,1 +1,1 @@
-"""What loads bundles and calls their functions, where nothing but numpy and jaxlib is installed."""
+"""The loader: it loads bundles and calls their functions. It needs only numpy and jaxlib."""

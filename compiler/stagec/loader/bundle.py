@@ -1,4 +1,4 @@
-"""Bundles: a mapping of functions, each of which runs what selection chooses for this machine."""
+"""Bundles: a mapping of functions. A function runs the executable that selection chooses for this machine."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Bundle(Mapping[str, Function]):
         """See `stagec.load`.
 
         archive: the bundle's file; closed with the bundle.
-        compiler: what compiles an exported artifact; None: nothing is compiled.
-        selected_only: whether a bundle of which nothing runs here is refused.
-        locations: whether the files with source locations beside the bundle are read, which nobody signs.
+        compiler: compiles an exported artifact; None: nothing is compiled.
+        selected_only: whether to refuse a bundle if nothing in it runs here.
+        locations: whether to read the files with source locations beside the bundle. Nobody signs these files.
         files: the weights beside the bundle; None: those in its folder, when a call uses them.
         """
         if policy not in POLICIES:
@@ -108,7 +108,7 @@ class Bundle(Mapping[str, Function]):
         return next((name for name in reversed(self._targets) if name in used), "")
 
     def _variant(self, name: str) -> Variant:
-        """Return what runs an artifact. It is made when it is first asked for: few functions of many are called."""
+        """Return the variant that runs an artifact. The first request makes it: few functions of many are called."""
         return self._variants.get(name, lambda: Variant(self._loaded, name, self._executables.get(name, Once)))
 
     def _function(self, name: str) -> Function:
@@ -129,19 +129,18 @@ class Bundle(Mapping[str, Function]):
     ) -> Bundle:
         """Return the same bundle with the arrays of another safetensors file. Both can be called; close both.
 
-        They share the executables that are loaded, and on each device the arrays with the same bytes. The file must
-        have the names, dtypes and shapes of the file whose place it takes. It is read once now, for its digest, and
-        mapped when a call first takes an array (or read into memory, if the bundle was loaded with
-        `map_weights=False`).
+        They share the loaded executables and, on each device, the arrays with the same bytes. The file must have the
+        names, dtypes and shapes of the file that it replaces. It is read once now, for its digest, and mapped when a
+        call first takes an array (or read into memory, if the bundle was loaded with `map_weights=False`).
 
         path: the new file. Nobody may write into it while it is mapped: replace it by renaming.
-        file: which file of weights it takes the place of, as the manifest names it. None: the only one.
+        file: the file of weights that it replaces, as the manifest names it. None: the only one.
         sha256: the digest (hex) that the new file must have. None: any.
-        keys, threshold: who must have signed it, as for `load`. None: nobody.
+        keys, threshold: the keys that must have signed it, as for `load`. None: no signature is needed.
         signature: path of the signature, or several. None: `<path>.sig`, as `stagec sign --model-signing` writes it.
 
-        Raises LoadError: "weights" with all that is wrong with the file, "signature", "key", "cryptography". Raises
-        CallError ("closed").
+        Raises LoadError: "weights" with everything that is wrong with the file, "signature", "key", "cryptography".
+        Raises CallError ("closed").
 
         >>> with stagec.load("model.aot") as bundle, bundle.with_weights("v2.safetensors") as second:
         ...     y = second["predict"](x)
@@ -173,12 +172,12 @@ class Bundle(Mapping[str, Function]):
         devices: Sequence[_jax.Device] | None = None,
         **kwargs: Any,
     ) -> Selection:
-        """Return every candidate for a call of `function`, and why the loader takes it or not. It loads nothing.
+        """Return every candidate for a call of `function`, and why the loader takes it or not. Load nothing.
 
         function: its name, or `FUNCTION-VARIANT`.
         shapes: the positional arguments, as trees of arrays, or of avals as in manifests ("f32[8,64]"). None: of any
             shapes.
-        devices: to run on. None: those of the bundle.
+        devices: the devices to run on. None: those of the bundle.
         kwargs: the keyword arguments, in the same form.
         Raises KeyError if there is no such function, CallError if structure or dtype of the arguments differ.
         """
@@ -198,13 +197,13 @@ class Bundle(Mapping[str, Function]):
     def preload(self, functions: Sequence[str] | None = None, threads: int | None = None) -> None:
         """Load the executables now, several at a time, so that no call waits for it.
 
-        It loads what calls would load, of all sizes, and puts the bound weights on the devices. What calls would
-        compile is compiled; an exported artifact whose sizes vary, with no executables beside it, waits for a call.
+        It loads and compiles what calls would, for all sizes, and puts the bound weights on the devices. An exported
+        artifact with varying sizes and no executables beside it waits for a call.
 
-        functions: names of functions, or `FUNCTION-VARIANT`. None: all that run here.
-        threads: how many executables are loaded at a time. None: one for each core of this process.
+        functions: names of functions, or `FUNCTION-VARIANT`. None: all functions that run here.
+        threads: how many executables to load at a time. None: one for each core of this process.
 
-        Raises KeyError if there is no such function, what its call would raise (LoadError), CallError ("closed").
+        Raises KeyError if there is no such function, LoadError as a call would, CallError ("closed").
 
         >>> bundle = stagec.load("model.aot")
         >>> bundle.preload(["mlp"])
@@ -254,13 +253,13 @@ class Bundle(Mapping[str, Function]):
         return name in self._families
 
     def _ipython_key_completions_(self) -> list[str]:
-        """What IPython completes `bundle["` with."""
+        """Return the names that IPython completes `bundle["` with."""
         return list(self._families)
 
     def _unknown(self, name: str, names: Collection[str]) -> KeyError:
         from stagec.core.telling.errors import nearest, show  # most processes need none
 
-        # KeyError shows the text as Python writes it: without single quotes in it, nothing is escaped.
+        # KeyError shows the `repr` of its string: without single quotes in the string, Python escapes nothing.
         return KeyError(f"the bundle {self.name} has no function {show(name)}: {nearest(str(name), names)}")
 
     def __iter__(self) -> Iterator[str]:
@@ -274,7 +273,7 @@ class Bundle(Mapping[str, Function]):
 
 
 def _arrays(tree: Any) -> Any:
-    """Return a tree with an array, which takes no memory, for each aval that is written as a string."""
+    """Replace each aval string of a tree by an array that takes no memory."""
     match tree:
         case str():
             return _zeros(parse_aval(tree))

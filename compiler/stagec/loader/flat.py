@@ -15,14 +15,14 @@ from stagec.pjrt.prepared import MOST_KINDS, Kinds, Prepared, kinds_of
 
 
 class Flat:
-    """What `Function.flat` returns: call it with the leaves of `(args, kwargs)`, in the order of `paths`.
+    """The result of `Function.flat`: call it with the leaves of `(args, kwargs)`, in the order of `paths`.
 
-    Leaves are numpy arrays, or device arrays; results are device arrays, in a list, whatever the leaves are. Nothing is
-    looked up: there is one executable, and its containers, buckets and devices are known. What XLA does not check is:
-    number, dtype and shape of the leaves, and whether one was donated. A call raises CallError ("structure", "dtype",
-    "shape", "deleted", "closed"), RunError.
+    Leaves are numpy arrays, or device arrays; results are always device arrays, in a list. A call looks nothing up:
+    there is one executable, with known containers, bucket and devices. A call checks what XLA does not: number, dtype
+    and shape of the leaves, and whether one was donated. A call raises CallError ("structure", "dtype", "shape",
+    "deleted", "closed"), RunError.
 
-    paths: where each leaf has its place in the arguments, as `args[0]['w']`.
+    paths: the place of each leaf in the arguments, such as `args[0]['w']`.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Flat:
         loaded: Loaded,
         failed: Callable[[Exception, Signature], RunError],
     ) -> None:
-        """See `Function.flat`. shapes: of the leaves. loaded: the bundle. failed: returns the error for XLA's."""
+        """See `Function.flat`. shapes: of the leaves. loaded: the bundle. failed: translates errors of XLA."""
         self.paths = tuple(signature.paths)
         self._signature = signature
         self._shapes = list(shapes)
@@ -56,7 +56,7 @@ class Flat:
             raise self._failed(error, self._signature) from error
 
     def _checked(self, leaves: Sequence[Any], kinds: Kinds) -> list[DeviceArray]:
-        """Run the executable on leaves that no earlier call had the like of."""
+        """Run the executable on leaves of kinds that no earlier call had."""
         if len(leaves) != len(self._shapes):
             what = f"{self._signature.name}: {len(leaves)} arrays are given; expected {len(self._shapes)}"
             raise CallError("structure", what)

@@ -1,4 +1,4 @@
-"""Functions of a bundle: what is called."""
+"""Functions of a bundle: the objects that users call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Function:
     combination of them, you may leave them out. `variants[NAME]` is the function of one combination.
 
     name: as in the manifest; for a variant, `FUNCTION-VARIANT`.
-    static: the static arguments that it was built with; empty if it has variants.
+    static: the static arguments of its build; empty if it has variants.
     variants: the combinations, by name; empty if there is only one.
     """
 
@@ -57,7 +57,7 @@ class Function:
 
     @property
     def descriptions(self) -> tuple[Description, ...]:
-        """The descriptions of the executables that calls of this function choose from, those of its variants included.
+        """The descriptions of the executables that calls of this function choose from, its variants' too.
 
         They are read now. Raises LoadError ("format", "digest"), CallError ("closed").
         """
@@ -65,24 +65,24 @@ class Function:
 
     @property
     def weights(self) -> Mapping[str, Weight]:
-        """The weights that the bundle has for arguments, by path: `args[0]['w']`. Callers leave these arguments out."""
+        """The bundle's weights for arguments, by path: `args[0]['w']`. Callers leave these arguments out."""
         return self._of[""].weights if "" in self._of else {}
 
     @property
     def usage(self) -> Call:
-        """How a call is written: trees, avals and names. Raises CallError ("static") for a function with variants."""
+        """How to write a call: trees, avals and names. Raises CallError ("static") for a function with variants."""
         return self._choose({}).usage()
 
     @property
     def padding(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the manifest declares by dimension: `{"fill": NUMBER, "mask": ARGUMENT}`. Raises what `usage` raises."""
+        """The manifest's padding by dimension: `{"fill": NUMBER, "mask": ARGUMENT}`. Raises the errors of `usage`."""
         padding = self._choose({}).padding
         return padding.declared if padding else {}
 
     def with_options(self, *, donate: bool = True) -> Function:
         """Return the same function with other options.
 
-        donate: False keeps the device arrays of donated arguments: the executable gets copies of them.
+        donate: False keeps the device arrays of donated arguments and gives the executable copies.
         """
         return Function(self.name, self._of, donate)
 
@@ -96,7 +96,7 @@ class Function:
         return self._choose({}).select(shapes, devices)
 
     def shapes_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Shapes:
-        """Return the shapes that a call has: those of the bucket, if the loader pads it.
+        """Return the shapes of a call: those of the bucket, if the loader pads the call.
 
         Raises CallError ("static", "structure", "dtype").
         """
@@ -120,9 +120,9 @@ class Function:
     def flat(self, *args: object, **kwargs: object) -> Flat:
         """Return this function for arrays like these, bound to its executable. Its calls need no preparation.
 
-        The executable is loaded. Donation and the chosen static arguments are those of this function and this call.
+        It loads the executable. Donation and the chosen static arguments are those of this function and this call.
 
-        Raises what a call raises, and CallError ("shape") for sizes that a call would pad.
+        Raises the errors of a call, and CallError ("shape") for sizes that a call would pad.
 
         >>> import numpy as np
         >>> mlp, x = stagec.load("model.aot")["mlp"], np.ones((1, 16), np.float32)
@@ -140,7 +140,7 @@ class Function:
     def input_shardings(self, *args: object, **kwargs: object) -> Any:
         """Return how a call with these arguments puts them on devices: a `Sharding` for each, as `(args, kwargs)`.
 
-        None stands for an argument that the function drops. The executable is loaded. Raises what a call raises.
+        None stands for an argument that the function drops. It loads the executable. Raises the errors of a call.
         """
         variant, kwargs = self.chosen(kwargs)
         return variant.input_shardings(args, kwargs)
@@ -162,7 +162,7 @@ class Function:
         raise CallError("static", f"{self.name} was not built with {_arguments(given)}, but with {listed}{calls}")
 
     def _documentation(self) -> str:
-        """How it is called: what `help` shows of it, and the stub of the bundle."""
+        """How to call it: `help` shows this, and so does the stub of the bundle."""
         variants = self._of.values()
         calls = "\n".join(variant.usage().as_text() for variant in variants)
         buckets = dict.fromkeys(naming.bucket(offer.bucket) for variant in variants for offer in variant.offers)
@@ -178,7 +178,7 @@ class Function:
 
 
 class _Documentation:
-    """What `help` shows: of the class its docstring, of a function of a bundle how it is called."""
+    """What `help` shows: the docstring for the class, and how to call it for a function of a bundle."""
 
     def __init__(self, of_class: str) -> None:
         self._of_class = of_class
@@ -190,7 +190,7 @@ class _Documentation:
 
 
 class _Signature:
-    """What `inspect.signature` and editors show of a function of a bundle. With variants it has none of its own."""
+    """The signature that `inspect.signature` and editors show for a function of a bundle; none if it has variants."""
 
     def __get__(self, function: Function | None, owner: type[Function]) -> Any:
         if function is None or function.variants or _is_closed(function):

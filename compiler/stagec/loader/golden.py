@@ -30,7 +30,7 @@ from stagec.stages.optimized import NotCovered
 _WORST = 3
 """How many elements of a result are listed."""
 _OTHER_MACHINE = ("platform", "architecture", "cpu-feature", "device-kind", "device-count")
-"""Codes of a machine that has not what a target is for."""
+"""Codes of refusals that say that a target is for another machine."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Check:
-    """One result of an executable, compared.
+    """The comparison of one result of an executable.
 
     function: name of the signature. target, bucket: of the executable. path: `result['y']`.
     absolute, relative: the largest errors; infinite where dtype, shape, NaN or infinities differ.
-    atol, rtol: allowed. ok: whether each element is within atol + rtol * its magnitude.
-    worst: the elements that are farthest over what is allowed, or nearest to it.
+    atol, rtol: the tolerance. ok: whether each element is within atol + rtol * its magnitude.
+    worst: the elements with the largest errors in proportion to the tolerance.
     """
 
     function: str
@@ -81,7 +81,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A target whose executables this machine cannot run. functions: those with golden inputs. why: in words."""
+    """A target whose executables this machine cannot run. functions: those with golden inputs. why: a sentence."""
 
     target: str
     functions: tuple[str, ...]
@@ -94,7 +94,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Refused:
-    """A program that a compiler decided, and that CPUs cannot run. why: in words, with the names of instructions."""
+    """An optimized program that CPUs cannot run. why: a sentence with the names of instructions."""
 
     function: str
     target: str
@@ -108,12 +108,12 @@ class Refused:
 def check(
     archive: Archive, function: str | None = None, platform: str | None = None, weights: str | None = None
 ) -> Iterator[Check | Skipped]:
-    """Run the executables that this machine can run, and compare each result of those with golden inputs.
+    """Run the executables with golden inputs that this machine can run, and compare each result.
 
-    function: name of one signature; None: all that have some. platform: of the targets; None: all. weights: the
-    folder with the files of weights beside the bundle; None: the bundle's. Yields what is skipped, and why, for a
-    target that is another machine's. Of a bundle for several jaxlibs, only executables for the one that is here count.
-    Raises CallError and LoadError as calls do.
+    function: name of one signature; None: all with golden inputs. platform: of the targets; None: all. weights: the
+    folder with the files of weights beside the bundle; None: the bundle's. Yields a `Skipped` for a target of another
+    machine. In a bundle for several jaxlibs, only executables for the installed jaxlib count. Raises CallError and
+    LoadError as calls do.
     """
     files = Files(archive.path, archive.index, weights, "use")
     index, here = archive.index, compatibility.version()
@@ -153,12 +153,12 @@ def check_optimized(
     weights: str | None = None,
     programs: Mapping[str, bytes] | None = None,
 ) -> Iterator[Check | Refused]:
-    """Run what the compilers of devices decided on CPUs, and compare each result of it.
+    """Run the optimized programs of device compilers on CPUs, and compare each result.
 
-    functions: names of signatures; none: all that have golden inputs. platform: of the targets, "cuda" or "tpu"; None:
-    both. weights: as for `check`. programs: optimized programs, XLA's HloModuleProto, of the executables that do not
-    have them in their bytes, as a TPU's: by names such as mlp.v5e-2x2 or mlp.v5e-2x2.batch8.
-    Yields what is refused, and why, for a program that is missing or that has no form for CPUs.
+    functions: names of signatures; none: all with golden inputs. platform: of the targets, "cuda" or "tpu"; None: both.
+    weights: as for `check`. programs: optimized programs, XLA's HloModuleProto, for executables that do not contain
+    them, such as a TPU's, by names such as mlp.v5e-2x2 or mlp.v5e-2x2.batch8.
+    Yields a `Refused` for a program that is missing or has no form for CPUs.
     Raises CallError ("static") for a function without golden inputs, LoadError as calls do.
     """
     index = archive.index
@@ -194,7 +194,7 @@ def check_optimized(
 
 
 def _module(platform: str, serialized: bytes) -> bytes:
-    """Return the optimized program that an executable has in its bytes; empty: it has none."""
+    """Return the optimized program in the bytes of an executable; empty if there is none."""
     layers = compilation.backend(platform).layers(serialized)
     return next((data for layer, data, _ in layers if layer == "optimized HLO"), b"")
 
@@ -262,7 +262,7 @@ def errors(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, atol: 
 
 
 def deviations(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, atol: float) -> Iterator[Deviation]:
-    """Yield the elements that are farthest from the expected ones, measured by the tolerance; none if all are equal."""
+    """Yield the elements with the largest errors in proportion to the tolerance; none if all are equal."""
     if given is None or given.dtype != wanted.dtype or given.shape != wanted.shape or not wanted.size:
         return
     if wanted.dtype.kind in "biu":  # 64-bit integers have more digits than a float

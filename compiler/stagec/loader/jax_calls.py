@@ -1,7 +1,7 @@
 """Calls with JAX's arrays: they run on JAX's client, and their results are JAX's arrays too.
 
-jaxlib's `pjit` is what `jax.jit` is made of. It remembers calls that were right (`pjrt/dispatch.py`): by the arguments,
-if it looks at everything that the loader would look at, and else by their leaves.
+`jax.jit` is built on jaxlib's `pjit`. `pjit` remembers calls that succeeded (`pjrt/dispatch.py`): by the arguments, if
+it checks everything that the loader would check, and otherwise by their leaves.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from stagec.loader.variant import Variant
 
 _MOST_MISSES = 16
-"""After so many calls whose arguments `pjit` could not remember, it is asked about leaves alone."""
+"""After this many calls whose arguments `pjit` could not remember, calls give it only the leaves."""
 
 
 class JaxCalls:
     """The calls of one variant that have JAX's arrays among their arguments.
 
-    whole: `pjit`, which takes the arguments of a call and gives its result; None where it may not.
+    whole: `pjit`, which takes the arguments of a call and returns its result; None if it may not.
     """
 
     def __init__(self, variant: Variant) -> None:
-        # `pjit` is an object of C++: a bundle that nobody has any more is freed at once, and not by a collection.
+        # `pjit` is a C++ object. This frees a bundle without references at once, and not at a garbage collection.
         owner = weakref.ref(variant)
         self._variant = owner
         self._interface = interface = variant.interface
@@ -66,7 +66,7 @@ class JaxCalls:
         return results  # type: ignore[no-any-return]
 
     def run(self, leaves: Sequence[Any], donate: bool = True) -> Sequence[Any]:
-        """Run the executable for leaves of which nothing is remembered; return the flat results."""
+        """Run the executable for leaves that no cache remembers; return the flat results."""
         signature, fit = _alive(self._variant).resolved(leaves, of_jax=True)
         executable = signature.executable
         assert executable is not None
@@ -82,7 +82,7 @@ class JaxCalls:
         return self._results_of(leaves, executable).execute(buffers)
 
     def path(self, leaves: Sequence[Any], structure: Any = None) -> dispatch.FastPath | None:
-        """Return what `pjit` may remember of a call with leaves like these; None where the loader must look each time.
+        """Return what `pjit` may remember of a call with leaves like these; None if the loader must check each call.
 
         structure: jaxlib's PyTreeDef of the result; None: of the list of its leaves.
         """
@@ -109,7 +109,7 @@ class JaxCalls:
     def path_of_whole(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dispatch.FastPath | None:
         """Return what `pjit` may remember of a call with arguments like these, as `path`; None unless all are JAX's.
 
-        It takes a numpy array whose bytes are in the other order for one that has the usual order (jaxlib 0.10.2).
+        `pjit` ignores the byte order of a numpy array: it reads swapped bytes as native ones (jaxlib 0.10.2).
         """
         leaves = self._interface.plain_leaves(args, kwargs)
         path = None
@@ -122,7 +122,7 @@ class JaxCalls:
         return path
 
     def error(self, error: Exception, leaves: Sequence[Any]) -> Exception:
-        """Return what a call raises where `pjit` raised `error`."""
+        """Return the error that a call raises if `pjit` raised `error`."""
         variant = _alive(self._variant)
         for i, leaf in enumerate(leaves):
             if "deleted" in str(error) and type(leaf) is JaxArray and leaf.is_deleted():
@@ -131,7 +131,7 @@ class JaxCalls:
 
     def _results_of(self, leaves: Sequence[Any], executable: Executable) -> Results:
         """Return how the executable's results become JAX's arrays, as those of `jax.jit` with the same arguments."""
-        # The buffers of weights are not the caller's: they say nothing about where results must be.
+        # The caller does not own the buffers of weights, so their devices do not decide the devices of results.
         own = [leaf for leaf in leaves if type(leaf) is JaxArray and not isinstance(leaf.aval, AbstractArray)]
         committed = len(executable.devices) > 1 or any(leaf.committed for leaf in own)
         meshes = (getattr(leaf.sharding, "mesh", None) for leaf in own)
@@ -144,7 +144,7 @@ class JaxCalls:
         return self._results[key]
 
     def _check_clients(self, leaves: Sequence[Any], arrays: Sequence[Any], executable: Executable) -> None:
-        """Raise CallError ("client") where an array belongs to another client than the executable."""
+        """Raise CallError ("client") if an array belongs to another client than the executable."""
         client = executable.devices[0].client
         for i, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
             if isinstance(array, DeviceArray) and array.sharding.devices[0].client is not client:
@@ -159,7 +159,7 @@ class JaxCalls:
 
 
 def _named(mesh: Any, aval: AbstractArray) -> Any:
-    """Return how an array lies on the devices of a JAX mesh, by its axes; XLA's form where they do not say it."""
+    """Return how an array lies on the devices of a JAX mesh, by its axes; XLA's form if the axes cannot express it."""
     own, of_jax = aval.sharding, sys.modules["jax"].sharding
     try:
         from stagec.stages.shardings import named_sharding  # few functions run on several devices

@@ -1,6 +1,6 @@
-"""What `stagec bench` measures: how long a bundle takes to load, its first call, and calls from several threads.
+"""The measurements of `stagec bench`: the seconds to load a bundle, to call it first, and to call it from threads.
 
-All numbers are of this machine as it is now; each has its spread, which says how far to trust it.
+All numbers hold for this machine in its present state. Each number has a spread, which says how far to trust it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stagec.loader.function import Function
 from stagec.pjrt import compatibility
 
 _WARM_UP = 0.2
-"""Seconds of calls before any is measured, with at least `_WARM_CALLS`."""
+"""Seconds of calls before the measurement, with at least `_WARM_CALLS`."""
 _WARM_CALLS = 3
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Seconds of what happens before the first result, in each of several new processes.
+    """Seconds of each step before the first result, in each of several new processes.
 
     imported: numpy, jaxlib and the loader. loaded: `stagec.load`. called: the first call, which hands the executable to
     XLA.
@@ -47,9 +47,9 @@ class Starts:
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls of one bucket from so many threads at a time, with numpy arrays.
+    """Calls of one bucket from several threads at a time, with numpy arrays.
 
-    bucket: sizes; empty where the function has none. calls: how many were measured. per_second: in each round.
+    bucket: sizes; empty if the function has none. calls: how many were measured. per_second: in each round.
     percentiles: of all calls, percent -> seconds. longest: seconds.
     """
 
@@ -62,12 +62,12 @@ class Calls:
 
     @property
     def spread(self) -> float:
-        """How far the rounds are apart, as a share of the median of calls a second."""
+        """The spread of the rounds, as a share of the median of calls a second."""
         return (max(self.per_second) - min(self.per_second)) / float(np.median(self.per_second))
 
 
 def machine() -> dict[str, Any]:
-    """Return what the numbers depend on: the CPU, its cores that this process may use, and versions."""
+    """Return the facts that the numbers depend on: the CPU, the cores that this process may use, and versions."""
     rows = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     names = (row.partition(":")[2].strip() for row in rows if row.startswith("model name"))
     return {
@@ -80,9 +80,9 @@ def machine() -> dict[str, Any]:
 
 
 def starts(bundle: str, function: str, target: str | None, processes: int, once: str) -> Starts:
-    """Start that many processes, one after the other, of which each loads the bundle and calls the function once.
+    """Start `processes` processes, one after the other. Each loads the bundle and calls the function once.
 
-    once: the option of `stagec bench` with which such a process runs `start`. Raises LoadError when one fails.
+    once: the option of `stagec bench` that makes a process run `start`. Raises LoadError when one fails.
     """
     flags = [f"-{letter}" for letter, name in _FLAGS.items() if getattr(sys.flags, name)]
     words = [sys.executable, *flags, "-m", "stagec", "bench", bundle, function, once]
@@ -100,7 +100,7 @@ _FLAGS = {"B": "dont_write_bytecode", "s": "no_user_site", "S": "no_site"}
 
 
 def _environment() -> dict[str, str]:
-    """The variables of this process; it imports the same stagec."""
+    """Return the environment of this process, so that the new one imports the same stagec."""
     root = str(Path(__file__).parent.parent.parent)
     path = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
@@ -109,7 +109,7 @@ def _environment() -> dict[str, str]:
 def measure(
     function: Function, description: Description, threads: int, rounds: int, seconds: float, seed: int = 0
 ) -> Calls:
-    """Call a function with random arguments from some threads, after a warm-up; some rounds of so many seconds each."""
+    """Call a function with random arguments from several threads, in timed rounds after a warm-up."""
     arrays = trials.random_arguments(description, seed, function.weights)
     args, kwargs = trials.structured(function, description, arrays)
 
@@ -132,7 +132,7 @@ def measure(
 
 
 def _round(call: Callable[[], None], threads: int, seconds: float) -> tuple[list[float], float]:
-    """Call from some threads for some seconds; return how long each call took, and how long it took in all."""
+    """Call from several threads for some seconds; return the seconds of each call and of the round."""
     ready = threading.Barrier(threads + 1)
     lengths: list[list[float]] = [[] for _ in range(threads)]
     failures: list[Exception] = []

@@ -1,4 +1,4 @@
-"""What the functions of a loaded bundle share."""
+"""The state that the functions of a loaded bundle share."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Value = TypeVar("Value")
 
 
 class Once:
-    """Values by key. Each is made once: a thread waits only where another makes the value that it asks for."""
+    """Values by key. Each is made once: a thread waits only if another one is making the same value."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
         self._turns: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value of `key`; `make` makes it where there is none. Where it raises, the next thread tries."""
+        """Return the value of `key`; `make` makes it if there is none. If `make` raises, the next thread tries."""
         value: Value | None = self._values.get(key)
         if value is None:
             with self._turns.setdefault(key, threading.Lock()):
@@ -50,12 +50,12 @@ class Once:
 
 
 class Loaded:
-    """What the functions of a loaded bundle share.
+    """The state that the functions of a loaded bundle share.
 
     archive: None when the bundle was closed. path, name: of the bundle.
-    devices: that the caller names, in order; empty: those of the platform. compile: None where nothing may be compiled.
-    locations: whether the files with source locations beside the bundle are read.
-    lock: held for an instant, where a call is remembered or the bundle is closed; never while XLA works.
+    devices: those that the caller names, in order; empty: those of the platform. compile: None forbids compiling.
+    locations: whether to read the files with source locations beside the bundle.
+    lock: held for an instant, to remember a call or to close the bundle; never while XLA works.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Loaded:
         self.lock = threading.Lock()
 
     def devices_for(self, platform: str, count: int, of_jax: bool = False) -> Sequence[_jax.Device]:
-        """Return the devices that run what is for `count` of them. Raises LoadError ("platform", "device-count").
+        """Return the devices that run an executable for `count` devices. Raises LoadError ("platform", "device-count").
 
         of_jax: for JAX's arrays: JAX's devices, which may be fewer, unless the caller of `load` has named others.
         """

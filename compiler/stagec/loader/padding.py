@@ -1,7 +1,7 @@
-"""Padding: how a call of another size runs in the next larger bucket, where the manifest declares it.
+"""Padding: how a call of another size runs in the next larger bucket, if the manifest declares it.
 
-Arguments are padded along the declared dimensions, results are cut back to the given size, and an argument that the
-manifest names as the mask says to the function which elements are real.
+Arguments are padded along the declared dimensions, results are cut back to the given size, and the manifest can name a
+mask argument: it shows the function which elements are real.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Slices = tuple[slice, ...]
 class Fit:
     """How the arguments of one size go into a bucket.
 
-    sizes: given; bucket: that they are padded to. shapes: of the arguments then, flat.
+    sizes: those given; bucket: the padded sizes. shapes: those of the padded arguments, flat.
     """
 
     sizes: Mapping[str, int]
@@ -48,16 +48,16 @@ class Fit:
         return filled
 
     def cut(self, results: Sequence[Any]) -> list[Any]:
-        """Return the results without what was made of the filling; those that are cut are numpy arrays."""
+        """Return the results without the elements of the padding; a result that is cut becomes a numpy array."""
         pairs = zip(results, self._cuts, strict=True)
         return [result if index is None else np.asarray(result)[index] for result, index in pairs]
 
 
 class Padding:
-    """What the manifest declares for one function.
+    """The manifest's padding of one function.
 
     declared: dimension -> {"fill": number, "mask": name of the keyword argument, or ""}.
-    in_avals, out_avals: symbolic. paths: of the arguments. buckets: that there are executables for.
+    in_avals, out_avals: symbolic. paths: of the arguments. buckets: those with executables.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Padding:
         self._mask_leaves = {paths.index(f"kwargs['{name}']"): dim for name, dim in self.masks.items()}
 
     def fit(self, leaves: Sequence[Any]) -> Fit | None:
-        """Return how these arguments go into the smallest bucket that holds them; None where they do not."""
+        """Return how these arguments go into the smallest bucket that holds them; None if they do not."""
         given: list[tuple[int | str, int]] = []
         for aval, leaf in zip(self._in_avals, leaves, strict=True):
             if leaf is OMITTED:

@@ -1,7 +1,7 @@
-"""Selection: which part of a bundle runs here, and why the others do not.
+"""Selection: decide which part of a bundle runs here, and why the others do not.
 
-One pure function, `select`, over what a bundle offers and what is known of the process; loading, calls and
-`stagec explain-load` all ask it. Standard library only.
+`select` is one pure function of a bundle's offers and of the facts about the process. Loading, calls and `stagec
+explain-load` all use it. Standard library only.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _ORDER = (
     "expired",
     "shape",
 )
-"""Codes of refusals, in the order in which they are looked for: of several executables the last is the nearest."""
+"""Codes of refusals, in the order of the checks: a refusal by a later check is a nearer miss."""
 
 
 class Offer(NamedTuple):
-    """What may run: an executable, or the exported artifact, which is compiled first.
+    """A candidate to run: an executable, or the exported artifact, which must be compiled first.
 
     kind: "executable" or "exported". member: its name in the bundle.
     platforms: one for an executable; in the order of preference.
-    architecture: of the CPU that runs its machine code; "" of what is compiled first, and for other platforms.
-    nr_devices: None where it is not known before the artifact is read.
-    static_avals: what an executable takes, flat, with the sizes of its bucket. shapes: theirs; empty for an exported
-    artifact.
+    architecture: of the CPU that runs its machine code; "" for an exported artifact, and for other platforms.
+    nr_devices: None if it is not known before the artifact is read.
+    static_avals: the parameters of an executable, flat, with the sizes of its bucket. shapes: theirs; empty for an
+    exported artifact.
     readable_until: the last day of the releases that JAX promises to read the artifact, as the index has it.
     """
 
@@ -72,7 +72,8 @@ class Offer(NamedTuple):
 class Candidate(NamedTuple):
     """An offer and the verdict on it.
 
-    code: "chosen"; "fits", which would run were nothing before it; else the code of the refusal (`LoadError`).
+    code: "chosen"; "fits" if only an earlier candidate keeps it from running; else the code of the refusal
+    (`LoadError`).
     reason: the same for people.
     """
 
@@ -95,7 +96,7 @@ class Candidate(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the caller wants.
+    """The caller's request.
 
     target: None: any. platform: of that target.
     policy: whether an exported artifact may be compiled when no executable fits.
@@ -110,10 +111,10 @@ class Asked(NamedTuple):
 
 
 class BoundArray(NamedTuple):
-    """An array of an argument that the bundle has the data of.
+    """An array of an argument, with its data in the bundle.
 
     path: of the argument, `args[0]['w']`. weight: `FILE:ARRAY`, as in the manifest.
-    aval: dtype and shape. bytes: in the bundle, and on each device that has it whole.
+    aval: dtype and shape. bytes: its size in the bundle, and on each device that has the whole array.
     """
 
     path: str
@@ -134,7 +135,7 @@ class Selection(NamedTuple):
 
     @property
     def chosen(self) -> Candidate | None:
-        """The candidate that runs; None where none fits."""
+        """The candidate that runs; None if none fits."""
         return next((candidate for candidate in self.candidates if candidate.code == CHOSEN), None)
 
     def __repr__(self) -> str:
@@ -179,7 +180,7 @@ def shapes_of(avals: Sequence[Aval]) -> Shapes:
 
 
 def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) -> tuple[Offer, ...]:
-    """Return what a bundle has of one signature of a function, in the order of preference.
+    """Return the offers of a bundle for one signature of a function, in the order of preference.
 
     Accelerators come before the CPU, the most demanding target first, executables before the exported artifact.
     in_avals: of the signature, as the index has them.
@@ -211,7 +212,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
         for executable, avals in zip(entry["executables"], avals_of, strict=True)
     ]
     executables.sort(key=lambda offer: rank[offer.target], reverse=True)
-    # Without targets any accelerator comes before the CPU; with them, one that no target is for is not even looked at.
+    # Without targets any accelerator comes before the CPU. With targets, selection ignores an accelerator without one.
     ordered = ["cpu", *(index["targets"][name]["platform"] for name in sorted(rank, key=lambda name: rank[name]))]
     preference = {platform: 2 + i for i, platform in enumerate(ordered)} if rank else {}
     portable = Offer(
@@ -228,7 +229,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
 def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) -> Selection:
     """Return every offer with a verdict; the first that fits is chosen.
 
-    An exported artifact fits the shapes of the executables beside it, or any where there is none.
+    An exported artifact fits the shapes of the executables beside it, or any shapes if there are none.
     """
     shapes = {offer.shapes for offer in offered if offer.kind == "executable"}
     candidates = []
@@ -252,13 +253,13 @@ def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) ->
 
 
 def usable_platform(offer: Offer, host: Host, asked: Asked) -> str | None:
-    """Return the first platform of an offer that is asked for and that this process has; None where it has none."""
+    """Return the first platform of an offer that is asked for and that this process has; None if it has none."""
     wanted = [name for name in offer.platforms if asked.platform in (None, name)]
     return next((name for name in wanted if not host.platforms[name].refusal), None)
 
 
 def unknown_release(offer: Offer, host: Host) -> str:
-    """Return what to say before an exported artifact is compiled with a jaxlib of unknown age; "" for any other."""
+    """Return the warning before a jaxlib of unknown age compiles an exported artifact; "" for any other jaxlib."""
     readable, doubt = _promised(offer, host)
     return doubt if readable is None else ""
 
@@ -274,7 +275,7 @@ def _promised(offer: Offer, host: Host) -> tuple[bool | None, str]:
 
 
 def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iterator[tuple[str, str]]:
-    """Yield what speaks against an offer, by `_ORDER`: code and sentence."""
+    """Yield the reasons against an offer, by `_ORDER`: code and sentence."""
     if asked.target is not None and offer.target not in ("", asked.target):
         yield "target", f"the target that was asked for is {asked.target}"
     name = usable_platform(offer, host, asked)
@@ -296,7 +297,7 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
         yield "device-count", f"it runs on {offer.nr_devices} devices, {available} {where}"
     if refusal := architecture_refusal(offer.architecture, host.architecture):
         yield "architecture", refusal
-    # What a CPU lacks for speed alone is not a fault: `requires` has only flags without which the code must not run.
+    # A CPU may lack flags that only add speed: `requires` has only flags without which the code must not run.
     if name == "cpu" and (refusal := cpu_refusal(offer.requires, host.cpu_flags)):
         yield "cpu-feature", refusal
     if offer.kind == "executable":

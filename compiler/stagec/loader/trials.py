@@ -1,4 +1,4 @@
-"""What `stagec run` does: call one function of a bundle with random or given arguments, without JAX."""
+"""`stagec run`: call one function of a bundle with random or given arguments, without JAX."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find(bundle: Bundle, name: str) -> Function:
 
 
 def of_bucket(function: Function, bucket: Mapping[str, int]) -> Description:
-    """Return the description of a function's executable for a bucket, the first where that is empty.
+    """Return the description of a function's executable for a bucket; for an empty bucket, the first one.
 
     Raises CallError ("shape").
     """
@@ -77,7 +77,7 @@ def random_arrays(avals: Sequence[Aval], seed: int) -> list[NDArray[Any]]:
 def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]], list[float]]:
     """Call a function twice; return its result and the seconds that both calls took, the first with loading.
 
-    arguments: all that the function takes; bound ones may be left out.
+    arguments: all arguments of the function; bound ones may be left out.
     Raises CallError for one that is missing, unknown or does not fit; LoadError when the executable is not loaded.
     """
     description = function.descriptions[0]
@@ -88,7 +88,7 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
         result = function(*args, **kwargs)
         seconds.append(time.perf_counter() - started)
     names = [f"result{path}" for path in description.out_tree.paths()]
-    # Where this process knows the model's own types, the result has objects of them.
+    # If this process knows the model's own types, the result has objects of these types.
     types = NodeTypes().of_arguments(list(description.out_tree.custom_nodes()))
     flat = description.out_tree.flatten(result, types=types)
     return {name: np.asarray(leaf) for name, leaf in zip(names, flat, strict=True)}, seconds
@@ -97,7 +97,7 @@ def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]]
 def structured(
     function: Function, description: Description, arguments: Arrays
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what to pass to a function, `(args, kwargs)`, for the executable of `description`.
+    """Return the arguments to pass to a function, `(args, kwargs)`, for the executable of `description`.
 
     arguments: as for `call`. Raises CallError for one that is missing or unknown.
     """
@@ -115,7 +115,7 @@ def structured(
 def summary(values: NDArray[Any]) -> dict[str, Any]:
     """Return dtype and shape of an array, how many values are NaN or infinite, and statistics of the others.
 
-    "minimum", "mean" and "maximum" are None where there are no values, or no order of them.
+    "minimum", "mean" and "maximum" are None if there are no values, or no order of them.
     """
     statistics: dict[str, Any] = {"dtype": str(values.dtype), "shape": list(values.shape), "not_finite": 0}
     statistics |= dict.fromkeys(("minimum", "mean", "maximum"))

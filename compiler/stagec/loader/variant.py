@@ -1,4 +1,4 @@
-"""Variants: what runs the calls of one exported artifact of a bundle."""
+"""Variants: they run the calls of one exported artifact of a bundle."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Variant:
 
     name: of its artifact in the index.
     static: the static arguments that it was built with.
-    offers: what the bundle has to run it.
-    usage: returns how a call is written.
-    padding: what the manifest says of smaller sizes; None: nothing.
-    interface: how it is called, before a size is known.
-    whole: what runs calls like the last one, which had JAX's arrays; None: that one had none.
+    offers: the candidates of the bundle to run it.
+    usage: returns how to write a call.
+    padding: the manifest's padding; None: none.
+    interface: how to call it, before a size is known.
+    whole: runs calls like the last one; None if that call had no JAX arrays.
     """
 
     def __init__(self, loaded: Loaded, name: str, executables: Once) -> None:
@@ -105,7 +105,7 @@ class Variant:
         return {self.interface.paths[i]: weight for i, weight in self._bound.weights.items()} if self._bound else {}
 
     def select(self, shapes: Shapes | None = None, devices: Sequence[_jax.Device] | None = None) -> Selection:
-        """Return what the bundle has to run this, and what of it runs here. shapes: of the leaves, flat."""
+        """Return the bundle's candidates to run this, and which one runs here. shapes: of the leaves, flat."""
         loaded = self._loaded
         asked, here = loaded.asked._replace(shapes=shapes), loaded.host
         if devices is not None:
@@ -113,7 +113,7 @@ class Variant:
         return selection.select(self.name, self.offers, here, asked)._replace(bound=self._bound_arrays)
 
     def shapes_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Shapes:
-        """Return the shapes that a call has: those of the bucket, where it is padded.
+        """Return the shapes of a call: those of the bucket, if the call is padded.
 
         Raises CallError ("structure", "dtype").
         """
@@ -122,7 +122,7 @@ class Variant:
         return fit.shapes if fit else _shapes(leaves)
 
     def call_whole(self, whole: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        """Run it as `call` does, where the last call was with JAX's arrays. whole: of this variant."""
+        """Run it as `call` does, if the last call had JAX's arrays. whole: of this variant."""
         try:
             return whole(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
@@ -133,7 +133,8 @@ class Variant:
         """Run it. kwargs: those that are not static. donate: as of `Function.with_options`. See `Function.__call__`."""
         known = None
         if self._takes_leaves and donate and not kwargs:
-            # What has a kind is an array and no container, so arguments like those of an earlier call are the leaves.
+            # An object with a kind is an array and no container, so arguments like those of an earlier call are the
+            # leaves.
             given: Sequence[Any] = args
             known = self._prepared.get(kinds_of(args))
         if known is None:
@@ -193,7 +194,7 @@ class Variant:
 
     @property
     def jax_calls(self) -> JaxCalls:
-        """The calls that have JAX's arrays among their arguments."""
+        """The calls with JAX's arrays among their arguments."""
         if self._jax_calls is None:
             from stagec.loader.jax_calls import JaxCalls  # most processes have no JAX
 
@@ -201,7 +202,7 @@ class Variant:
         return self._jax_calls
 
     def _prepare(self, signature: Signature, kinds: Kinds) -> None:
-        """Remember a call that was right, for the next one like it."""
+        """Remember a call that succeeded, for the next one like it."""
         if len(self._prepared) >= MOST_KINDS or (prepared := signature.prepare(kinds)) is None:
             return
         with self._loaded.lock:
@@ -212,7 +213,7 @@ class Variant:
         return self.interface.check_dtypes(self.leaves(args, kwargs))
 
     def leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
-        """Return the leaves of a call, with what the caller left out."""
+        """Return the leaves of a call, with the arguments that the caller left out."""
         if self.padding and self.padding.masks:
             kwargs = {**dict.fromkeys(self.padding.masks, OMITTED), **kwargs}
         if self._bound:
@@ -220,9 +221,9 @@ class Variant:
         return self.interface.leaves(args, kwargs)
 
     def resolved(self, leaves: Sequence[Any], of_jax: bool = False) -> tuple[Signature, Fit | None]:
-        """Return what runs for arguments of these shapes, loaded; remembered for the next call.
+        """Return the loaded executable for arguments of these shapes, and remember it for the next call.
 
-        of_jax: for JAX's arrays. Raises CallError ("shape") where no bucket has them, CallError ("client"), LoadError.
+        of_jax: for JAX's arrays. Raises CallError ("shape") if no bucket has them, CallError ("client"), LoadError.
         """
         given = _shapes(leaves), of_jax
         known = self._calls.get(given)
@@ -234,14 +235,14 @@ class Variant:
         shapes = fit.shapes if fit else given[0]
         signature = self._loaded_for(self._select(shapes, leaves), shapes, of_jax)
         with self._loaded.lock:
-            if self._loaded.archive is None:  # this call ends normally, and nothing of it stays
+            if self._loaded.archive is None:  # this call ends normally, and leaves nothing behind
                 self.release()
             else:
                 self._calls[given] = signature, fit
         return signature, fit
 
     def loads(self) -> list[Callable[[], None]]:
-        """Return what loads each executable that calls choose from here. Raises LoadError where nothing runs."""
+        """Return a loader for each executable that calls choose from here. Raises LoadError if nothing runs."""
         selected = self.select()
         if selected.chosen is None:
             raise selected.refusal(self._loaded.path)
@@ -274,7 +275,7 @@ class Variant:
         raise selected.refusal(self._loaded.path)
 
     def _loaded_for(self, offer: Offer, shapes: Shapes, of_jax: bool = False) -> Signature:
-        """Return a signature with its executable: handed to XLA, or compiled. Raises LoadError, CallError."""
+        """Return a signature with its executable, after XLA loaded or compiled it. Raises LoadError, CallError."""
         loaded = self._loaded
         self._archive()
         platform = selection.usable_platform(offer, loaded.host, loaded.asked)
@@ -332,7 +333,7 @@ class Variant:
         return loaded.compile(self._archive()[offer.member], platform, shapes, devices)
 
     def _log(self, offer: Offer, shapes: Shapes) -> None:
-        """Log once that this is compiled, or runs an executable although another would come first, and why."""
+        """Log once that this compiles, or runs an executable that is not the first choice, and why."""
         before = itertools.takewhile(lambda candidate: candidate.offer != offer, self.select(shapes).candidates)
         passed = [c for c in before if c.code not in (selection.FITS, selection.CHOSEN, "shape", "target")]
         reasons = "; ".join(dict.fromkeys(f"not {c.offer.target}: {c.reason}" for c in passed))
@@ -357,14 +358,14 @@ class Variant:
         return self._loaded.archive
 
     def _warn_of_unknown_cpu(self, shapes: Shapes) -> None:
-        """Warn that this compiles, and may take long: nothing says whether this CPU can run the executable."""
+        """Warn that this compiles and may take long, as stagec cannot tell whether this CPU can run the executable."""
         refused = next((c for c in self.select(shapes).candidates if c.code == "cpu-feature"), None)
         if refused is not None:
             what = f"{self.name} is compiled here, and its executable for {refused.offer.target} left out"
             warnings.warn(f"{self._loaded.path}: {what}: {refused.reason}", RuntimeWarning, stacklevel=2)
 
     def _describe(self, offer: Offer) -> Description:
-        """Return the description of an executable, read when it is first asked for.
+        """Return the description of an executable; the first request reads it.
 
         Executables of several targets, buckets or jaxlibs may be one member; each has a description of its own.
         """
@@ -376,7 +377,8 @@ class Variant:
             stored = archive.read(entry["description"], LARGEST)
             try:
                 description = index.describe(archive.index, self.name, entry, stored)
-                # Calls are checked against the index: XLA, which checks nothing, must get what the executable takes.
+                # Calls are checked against the index, because XLA checks nothing: the executable must get the right
+                # arrays.
                 if description.in_avals != offer.static_avals:
                     raise ValueError("its arguments are not those that the index has")
             except ValueError as error:
@@ -393,14 +395,14 @@ class Variant:
         self._executables = Once()  # others may use those that it had
 
     def failed(self, error: Exception, signature: Signature) -> RunError:
-        """Return what a caller gets for XLA's error in a call, with lines of the model (`locate`)."""
+        """Translate XLA's error in a call to one for the caller, with lines of the model (`locate`)."""
         failure = failures.of_call(error, self.name)
         if not hasattr(failure, "__notes__"):
             self.locate(failure, signature)
         return failure
 
     def locate(self, error: Exception, signature: Signature) -> None:
-        """Add a note with lines of the model to XLA's error, where `<manifest>.<function>.debug.mlir` is beside it."""
+        """Add a note with lines of the model to XLA's error, if `<manifest>.<function>.debug.mlir` is there."""
         debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
         if self._loaded.locations and debug.exists():
             from stagec.stages import locations  # MLIR: not needed to run
@@ -426,7 +428,7 @@ class Variant:
 
 
 def _usage_of(loaded: Loaded, name: str) -> Call:
-    """Return how a call of a variant is written; what the index does not say of it is read now."""
+    """Return how to write a call of a variant; this reads the facts that the index lacks."""
     from stagec.bundle.calls import call_of  # calls that fit do without
 
     archive = loaded.archive
@@ -439,7 +441,7 @@ def _usage_of(loaded: Loaded, name: str) -> Call:
 
 
 def _of_leaves(count: int) -> Tree:
-    """Return the structure of `(args, kwargs)` of a function that takes so many arrays, without containers."""
+    """Return the structure of `(args, kwargs)` of a function that takes `count` arrays, without containers."""
     return Tree("tuple", (Tree("tuple", (LEAF,) * count), Tree("dict")))
 
 

@@ -19,9 +19,9 @@ from stagec.manifest.models import Function
 from stagec.manifest.values import Shardings, Tree
 
 MOST_EXECUTABLES = 10_000
-"""Executables of a manifest, which are planned in seconds: beyond what one bundle is for."""
+"""The most executables of a manifest: planning them takes seconds, and one bundle needs no more."""
 MOST_SHAPES = 500_000
-"""Symbolic shapes of arguments, each in all its buckets, of a manifest: they are looked at in seconds."""
+"""The most symbolic shapes of arguments, each in all its buckets, of a manifest: checking them takes seconds."""
 _MACRO_TARGETS = (
     "autotune",
     "baseline_test",
@@ -46,23 +46,23 @@ _MACRO_TARGETS = (
     "size_test",
     "update_baseline",
 )
-"""What else the macro `aot_manifest` declares, after the manifest's name and a dot."""
+"""Names of other targets that the macro `aot_manifest` declares, after the manifest's name and a dot."""
 
 _Location: TypeAlias = tuple[str | int, ...]
 _Report: TypeAlias = Callable[[_Location, str, str], Problem]
-"""Makes the problem at a location below the function: what is wrong, what to write."""
+"""Makes the problem at a location below the function, from the fault and the correction."""
 _X64 = {"i64": "i32", "u64": "u32", "f64": "f32", "c128": "c64"}
 
 
 def problems(manifest: Manifest) -> list[Problem]:
-    """Return what is wrong with a manifest; of one that has too much to look at only that."""
+    """Return the problems of a manifest; if it is too large to check, only that problem."""
     of_functions = (_check(manifest, name, function) for name, function in manifest.functions.items())
     every = itertools.chain(*of_functions, _collisions(manifest), _unused_machines(manifest))
     return [*_too_many(manifest)] or [*every]
 
 
 def _check_committed(function: Function, problem: _Report) -> Iterator[Problem]:
-    """Positions of arguments on a device, which must be there."""
+    """Positions of arguments on a device that the function does not have."""
     positions = [(way, at) for way, listed in enumerate(function.jax_cache_committed) for at in listed]
     if positions and function.mesh:
         what = "the function has a mesh, and where its arguments lie follows from in_shardings"
@@ -111,7 +111,7 @@ def _too_many(manifest: Manifest) -> Iterator[Problem]:
 
 
 def _shapes(function: Function) -> int:
-    """Count what has to hold in all buckets: the symbolic shapes of a function's arguments, and its constraints."""
+    """Count the checks for all buckets: the symbolic shapes of a function's arguments, and its constraints."""
     trees = itertools.chain(_leaves(function.args or (), ()), _leaves(function.kwargs or {}, ()))
     written = {leaf.partition("[")[2] for _, leaf in trees if not leaf.startswith(FILES)}
     symbolic = sum(any(map(str.isalpha, shape)) for shape in written)
@@ -259,7 +259,7 @@ def _check_buckets(
 
 
 def _fault(aval: Aval, buckets: Sequence[Mapping[str, int]]) -> AvalError | None:
-    """Return what is wrong with the shape of an aval in the first bucket where something is."""
+    """Return the fault of an aval's shape in the first bucket with a fault."""
     for bucket in buckets:
         try:
             evaluate_shape(aval.shape, bucket)
@@ -269,7 +269,7 @@ def _fault(aval: Aval, buckets: Sequence[Mapping[str, int]]) -> AvalError | None
 
 
 def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem: _Report) -> Iterator[Problem]:
-    """Padding along dimensions without buckets, with numbers that a dtype has not, or with masks of other kinds."""
+    """Padding along dimensions without buckets, with numbers that a dtype cannot hold, or with masks of other kinds."""
     for dim, table in function.padding.items():
         where = ("padding", dim)
         if dim not in function.buckets:
@@ -305,7 +305,7 @@ def _check_bound(manifest: Manifest, function: Function, problem: _Report) -> It
         position = int(argument[5:-1]) if argument.startswith("args[") else None
         donated = argument in function.donate_argnames or position in function.donate_argnums
         kept = any(state.get("argument") == argument for state in function.served.get("state", {}).values())
-        if donated and not kept:  # a state is bound for the first call of a sequence alone, which has a copy
+        if donated and not kept:  # a state is bound only for the first call of a sequence, and that call has a copy
             what = "a bound argument is used by every call, and cannot be donated"
             yield problem(where, what, "take it out of donate_argnums and donate_argnames, or do not bind it")
         if function.args is not None and position is not None and position >= len(function.args):
@@ -351,7 +351,7 @@ def _check_variants(function: Function, problem: _Report) -> Iterator[Problem]:
 
 
 def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
-    """A mesh whose devices are not those of the target; one device of many is not a mistake."""
+    """A mesh with another number of devices than the target; one device of many is not a mistake."""
     hardware, count = catalog.hardware(target.platform), math.prod(mesh.values())
     available = hardware.num_devices(target)
     if available is None or count in (1, available):
@@ -363,7 +363,7 @@ def _check_count(target: TargetSpec, name: str | None, mesh: Mapping[str, int], 
 
 
 def _check_mesh(target: TargetSpec, name: str | None, mesh: Mapping[str, int], problem: _Report) -> Iterator[Problem]:
-    """A mesh that does not lie on the hardware of the target, of which it has all devices."""
+    """A mesh of all devices of the target that does not fit the target's hardware."""
     hardware = catalog.hardware(target.platform)
     if name is None or math.prod(mesh.values()) != hardware.num_devices(target):
         return
@@ -372,7 +372,7 @@ def _check_mesh(target: TargetSpec, name: str | None, mesh: Mapping[str, int], p
 
 
 def _check_axes(key: str, shardings: Any, mesh: Mapping[str, int] | None, problem: _Report) -> Iterator[Problem]:
-    """Specs that need a mesh, or an axis that the mesh has not."""
+    """Specs without the mesh or the axis that they need."""
     if shardings is None:
         return
     if mesh is None:
@@ -410,7 +410,7 @@ def _check_division(function: Function, mesh: Mapping[str, int], problem: _Repor
 def _matched(
     shardings: Shardings, tree: Tree, where: _Location, path: _Location, problem: _Report
 ) -> Iterator[Problem | tuple[_Location, Partition, _Location, str]]:
-    """Each spec with each array that it holds for, and a problem where the trees differ."""
+    """Each spec with each of its arrays, and a problem if the trees differ."""
     match shardings, tree:
         case str(), _:
             partition = parse(shardings)

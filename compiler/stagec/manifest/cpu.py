@@ -49,12 +49,12 @@ class CpuTarget(Table):
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {}
-    """Keys that name files beside the manifest, and how those end."""
+    """Keys that name files beside the manifest, and the ends of the files' names."""
     PATTERNS: ClassVar[dict[str, str]] = {}
-    """Patterns of its values, and what a message says about a string that does not match."""
+    """Patterns of its values, and the words of a message about a string that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.CpuTarget | specs.Aarch64Target:
-        """Return the target in full. file: what messages call the manifest; folder: where it is.
+        """Return the target in full. file: the manifest's name in messages; folder: its folder.
 
         Raises StagecError with keys of this table.
         """
@@ -67,7 +67,7 @@ class CpuTarget(Table):
         return specs.CpuTarget(name, self.isa, self.parallelism, self.compiler_options)
 
     def _problems(self, needed: str, other: str, architecture: str) -> Iterator[Problem]:
-        """Yield what is wrong where a key is missing, or is there that another architecture needs."""
+        """Yield the problems of missing keys, and of keys for another architecture."""
         (example,) = CpuTarget.model_fields[needed].examples or ("",)
         example = f'write for example {needed} = "{example}"'
         if getattr(self, other) is not None:

@@ -45,15 +45,15 @@ class CudaTarget(Table):
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {"device": "toml", "autotuning": "textproto"}
-    """Keys that name files beside the manifest, and how those end."""
+    """Keys that name files beside the manifest, and the ends of the files' names."""
     PATTERNS: ClassVar[dict[str, str]] = {
         DEVICE: f"is not the short name of a device, and {no_file('.toml')}",
         AUTOTUNING: f"is {no_file('.textproto')}",
     }
-    """Patterns of its values, and what a message says about a string that does not match."""
+    """Patterns of its values, and the words of a message about a string that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.CudaTarget:
-        """Return the target in full. file: what messages call the manifest; folder: where it is.
+        """Return the target in full. file: the manifest's name in messages; folder: its folder.
 
         Raises StagecError with keys of this table, or for one of the files.
         """
@@ -78,7 +78,7 @@ def _device(name: str, file: str, folder: Path) -> Device:
 
 
 def _autotuning(name: str, device: Device, file: str, folder: Path) -> str:
-    """The results of autotuning in a file, which are of `device`; "" without one."""
+    """The results of autotuning for `device` in a file; "" without one."""
     if not name:
         return ""
     write = "begin with an empty file; stagec autotune writes it on a machine with the device"

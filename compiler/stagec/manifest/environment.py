@@ -1,7 +1,7 @@
-"""Environment variables that a manifest declares for tracing: which names it may have.
+"""Environment variables that a manifest declares for tracing: check their names.
 
 An action sets them after it has imported JAX and before it imports the function's module, so a library sees them when
-it is imported. What has been read by then, what stagec sets itself, and what belongs to a machine is refused.
+it is imported. It refuses variables that were read by then, that stagec sets itself, or that belong to a machine.
 """
 
 import re

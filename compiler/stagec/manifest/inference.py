@@ -1,4 +1,4 @@
-"""What a Python file says of a function in it, without running anything: for `stagec init`.
+"""Read the facts about a function from its Python file without running anything, for `stagec init`.
 
 Parameters from its signature; what they are from a function or a value that describes the arguments, or from
 annotations (jaxtyping's, https://docs.kidger.site/jaxtyping/api/array/); libraries from what the file imports.
@@ -21,7 +21,7 @@ from stagec.core.sizes.avals import AvalError, dimension_variables, parse_aval
 from stagec.core.telling.errors import Problem, StagecError, nearest
 
 DESCRIBING = ("{}_avals", "{}_example_inputs", "{}_example_args", "avals", "example_inputs", "example_args")
-"""Names of what describes the arguments of a function, in the order in which they are looked for."""
+"""Names of values that describe the arguments of a function, in the order of the search."""
 
 _DTYPES = {
     **{f"{kind}{bits}": f"{short}{bits}" for kind, short in (("Int", "i"), ("UInt", "u")) for bits in (8, 16, 32, 64)},
@@ -37,26 +37,26 @@ _DTYPES = {
     "UInt": "u32",
     "Key": "key<fry>",
 }
-"""jaxtyping's names, and what JAX makes of them by default."""
+"""jaxtyping's names, and JAX's default dtypes for them."""
 _SCALARS = {"float": "f32[]", "int": "i32[]", "bool": "bool[]", "complex": "c64[]", "PRNGKeyArray": "key<fry>[]"}
 _LARGEST = 1 << 24
 """Bytes of a Python file (16 MiB)."""
 _KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
-"""What the environment of the rules has anyway."""
+"""The packages that the environment of the rules has anyway."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of a Python file, as far as the file says what it is.
+    """The facts about a function in its Python file.
 
     module: as it is imported. name: of the function. called: in the manifest; "" is its name.
-    avals: name of what describes all arguments, in the same module; "" without.
-    arguments: name of each positional argument -> its tree of avals; None where nothing says what it is.
+    avals: name of the object in the same module that describes all arguments; "" without.
+    arguments: name of each positional argument -> its tree of avals; None if the file does not describe it.
     by_keyword: the same of keyword-only parameters without a default.
     dimensions: names of symbolic dimensions.
-    libraries: what the file and those of the workspace that it imports need from an index, by distribution, sorted.
+    libraries: the packages from an index that the file and its imports in the workspace need, by distribution, sorted.
     files: the files of the workspace that it imports, itself included. beside: whether it imports files beside it as
-        top-level modules, as a script does.
+    top-level modules, as a script does.
     """
 
     module: str
@@ -77,12 +77,12 @@ class Function:
 
     @property
     def entry(self) -> str:
-        """What the manifest's `entry` says."""
+        """The manifest's `entry`."""
         return f"{self.module}:{self.name}"
 
     @property
     def unknown(self) -> list[str]:
-        """The parameters of which nothing says what they are."""
+        """The parameters without a description."""
         pairs = {**self.arguments, **self.by_keyword}.items()
         return [] if self.avals else [name for name, tree in pairs if tree is None]
 
@@ -90,7 +90,7 @@ class Function:
 def function(root: Path, file: str, name: str) -> Function:
     """Read the function `name` of a Python file. root: the workspace; file: relative to it.
 
-    Raises StagecError, with one problem, where there is no such file or function, or it cannot be imported.
+    Raises StagecError, with one problem, if there is no such file or function, or it cannot be imported.
     """
     defined = _defined(_parsed(root, file))
     if name not in defined:
@@ -117,7 +117,7 @@ def function(root: Path, file: str, name: str) -> Function:
 
 
 def _importable(file: str) -> str:
-    """Return the name by which a file is imported from the workspace. Raises StagecError where it has none."""
+    """Return the name to import a file from the workspace. Raises StagecError if it has none."""
     parts = Path(file).with_suffix("").parts
     wrong = [part for part in parts if not part.isidentifier() or keyword.iskeyword(part)]
     if wrong:
@@ -147,7 +147,7 @@ def _module(file: Path) -> ast.Module:
 
 
 def _defined(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.expr]:
-    """Return what the top level of a module defines: functions, and the values of names."""
+    """Return the definitions at the top level of a module: functions, and the values of names."""
     defined: dict[str, ast.FunctionDef | ast.expr] = {}
     for node in tree.body:
         match node:
@@ -162,7 +162,7 @@ def _defined(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.expr]:
 
 
 def _signature(defined: Mapping[str, ast.FunctionDef | ast.expr], name: str) -> ast.arguments | None:
-    """Return the parameters of a function, also of `name = jax.jit(function)`; None where they are not written here."""
+    """Return the parameters of a function, also of `name = jax.jit(function)`; None if they are not written here."""
     for _ in range(len(defined)):
         match defined.get(name):
             case ast.FunctionDef(args=parameters):
@@ -185,7 +185,7 @@ def _symbolic(node: ast.AST) -> list[str]:
 
 
 def _tree(annotation: ast.expr | None) -> object:
-    """Return the tree of avals that an annotation stands for; None where it does not say."""
+    """Return the tree of avals that an annotation stands for; None if it does not say."""
     match annotation:
         case ast.Constant(value=str(text)):
             try:
@@ -233,7 +233,7 @@ def _names(tree: object) -> list[str]:
 
 
 class _Imports:
-    """What files of a workspace import, one after the other."""
+    """Collects the imports of a workspace's files, one file after the other."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -259,7 +259,7 @@ class _Imports:
         return [imported for name in names if (imported := self._resolve(name, file))]
 
     def _resolve(self, name: str, file: Path) -> Path | None:
-        """Find what an import names: a file of the workspace, one beside the file, or a library."""
+        """Find the target of an import: a file of the workspace, one beside the file, or a library."""
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
             return None
@@ -278,7 +278,7 @@ class _Imports:
 
 
 def _imported(tree: ast.Module, file: Path) -> Iterator[str]:
-    """Yield the names of what a module imports when it runs; of `from a import b` both `a.b` and what `a` is."""
+    """Yield the names that a module imports when it runs; for `from a import b` both `a.b` and `a`."""
     skipped = {id(inner) for node in ast.walk(tree) if _is_for_types(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in skipped:

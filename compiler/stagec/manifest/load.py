@@ -55,9 +55,9 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "static_argnums": _STATIC,
     "static_argnames": _STATIC,
 }
-"""Keys that a reader of JAX's documentation may try -> why they are refused, and what to write instead."""
+"""Keys that a reader of JAX's documentation may try -> the reason for the refusal, and the correction."""
 _TRACING = {"enable_x64": False, "matmul_precision": None, "prng_impl": None, "host_callbacks": "refuse"}
-"""Keys of [manifest] and of functions that say how a function is traced -> what holds where neither says it."""
+"""Keys of [manifest] and of functions with settings for tracing -> the default."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Manifest:
     """A manifest whose tables are well-formed and refer to each other correctly.
 
     file: the path that messages and specs name: relative to the workspace.
-    targets: what functions may name: tables of the manifest, and what they do name of short names and TPU topologies.
-    jaxlib: releases of jaxlib that compile for a target, by what `targets` of a function says; for a target that is not
-        in it, the build's own.
+    targets: the names that functions may use: tables of the manifest, and the short names and TPU topologies in use.
+    jaxlib: releases of jaxlib that compile for a target, by the names in `targets` of functions; without an entry, the
+    build's own.
     """
 
     file: str
@@ -84,13 +84,13 @@ class Manifest:
         return tuple(sorted({self.targets[name].platform for name in function.targets}))
 
     def has_jax_cache(self, function: models.Function) -> bool:
-        """Whether the manifest asks for entries of JAX's compilation cache for a function, which JAX must trace."""
+        """Whether the manifest asks for entries of JAX's compilation cache for a function; JAX must trace it."""
         said = (asked for asked in (function.jax_cache, self.header.jax_cache) if asked is not None)
         traced = frontends.of_entry(function.entry, function.frontend).name == "jax"
         return next(said, False) and (traced or bool(function.jax_cache))
 
     def tracing_of(self, function: models.Function) -> dict[str, Any]:
-        """How a function is traced: what it says itself, else what [manifest] says. A file is not traced."""
+        """The settings for tracing a function: its own, else those of [manifest]. A file is not traced."""
         is_traced = not frontends.of_entry(function.entry).endings
         tables: list[models.Function | models.Header] = [function, self.header] if is_traced else [function]
         said = {key: [value for table in tables if (value := getattr(table, key)) is not None] for key in _TRACING}
@@ -155,7 +155,7 @@ def _read(path: Path, file: str) -> dict[str, Any]:
 
 
 def _with_tuples(value: object) -> Any:
-    """The same data with tuples for arrays, which is what strict, immutable models take."""
+    """The same data with tuples for arrays, as strict, immutable models require."""
     match value:
         case dict():
             return {key: _with_tuples(item) for key, item in value.items()}
@@ -165,7 +165,7 @@ def _with_tuples(value: object) -> Any:
 
 
 def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
-    """Problems between tables. The data may have any form: what has the wrong one is reported elsewhere."""
+    """Problems between tables. The data may have any form: other checks report wrong forms."""
     targets = data.get("targets", {})
     meshes = data.get("meshes", {})
     functions = data.get("functions", {})
@@ -252,7 +252,7 @@ def _written(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 def _explain(kind: str, location: tuple[str | int, ...], value: object, context: Mapping[str, Any]) -> tuple[str, str]:
-    """What is wrong and what to write, for one of pydantic's error types."""
+    """The fault and the correction, for one of pydantic's error types."""
     shown = abbreviate(value)
     example = _example(location)
     match kind:
@@ -293,7 +293,7 @@ _PATTERNS = {
     **{pattern: text for model in models.TARGETS.values() for pattern, text in model.PATTERNS.items()},
     models.VERSION: "is not a version: letters, digits and . + _ -",
 }
-"""What a message says about a string that does not match a pattern, after the string."""
+"""The words of a message after a string that does not match a pattern."""
 _TYPES = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -309,7 +309,7 @@ _PLATFORM = 2
 
 
 def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], str]:
-    """The model and the field that a location is in: the models say which of their keys are tables, and of what."""
+    """The model and the field of a location: the models know their keys that are tables, and the models of these."""
     model: type[BaseModel] = models.Document
     rest = list(location)
     while True:
@@ -324,7 +324,7 @@ def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], s
 
 
 def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
-    """How many names lead from a key to a table, and which models the table may have; none where it is not a table."""
+    """The number of names from a key to a table, and the possible models of the table; none if it is not a table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return 0, [annotation]
     if get_origin(annotation) is dict:
@@ -338,7 +338,7 @@ def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
 
 
 def _example(location: tuple[str | int, ...]) -> str:
-    """A line that shows how the field at a location is written."""
+    """A line with an example of the field at a location."""
     model, key = _field_location(location)
     examples = model.model_fields[key].examples if key in model.model_fields else None
     if not examples:

@@ -626,7 +626,7 @@ class Function(Table):
         return {key: dict(sorted(rows.items())) for key, rows in tables.items()}
 
     def every_bucket(self) -> Iterator[Mapping[str, int]]:
-        """Every combination of the sizes, dimensions sorted by name; one empty bucket where there are none."""
+        """Every combination of the sizes, dimensions sorted by name; one empty bucket if there are none."""
         names = sorted(self.buckets)
         for sizes in itertools.product(*(self.buckets[name] for name in names)):
             yield dict(zip(names, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""From a manifest to the list of artifacts to build, each with its spec: what it depends on of the manifest."""
+"""Turn a manifest into the list of artifacts to build, each with its spec: the parts of the manifest it depends on."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class Plan:
     jax_cache_machines: fingerprints of machines that find them, by target.
     jaxlib: releases of jaxlib that compile for a target, by its name in specs; not those of the build's own alone.
     serves: releases of jaxlib, as `jaxlib==0.12.0`, that the bundle must have executables of.
-    tolerances: of functions that say how much more than their baseline they may take: function -> metric -> tolerance.
+    tolerances: the allowed growth over the baseline, for functions that set it: function -> metric -> tolerance.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Plan:
     serves: Sequence[str] = ()
 
     def to_json(self) -> str:
-        """Canonical JSON, one line: equal plans have equal text."""
+        """Canonical JSON, one line: equal plans give equal strings."""
         document = {
             "format": FORMAT,
             "manifest": {"name": self.name, "version": self.version, "reproducible": self.reproducible},
@@ -122,7 +122,7 @@ def plan(manifest: Manifest) -> Plan:
 
 
 def describe(plan: Plan) -> str:
-    """A table of the artifacts for a person: kind, name, and what is special about each. Ends with a newline."""
+    """A table of the artifacts for a person: kind, name, and special properties of each. Ends with a newline."""
     rows = [("portable", export.name, ", ".join(export.spec.platforms)) for export in plan.exports]
     for executable in plan.executables:
         target, bucket = executable.spec.target, executable.spec.bucket
@@ -174,7 +174,7 @@ def _function_spec(
 
 
 def _bound(weights: Weights) -> dict[str, Any]:
-    """Return a spec's form of weights. What is in the bundle has the form that it always had."""
+    """Return a spec's form of weights. Weights in the bundle keep the old form."""
     plain: dict[str, Any] = weights.model_dump(exclude=None if weights.external else {"external"})
     return plain
 
@@ -188,12 +188,12 @@ def _devices(manifest: Manifest, function: Function) -> tuple[Mapping[str, Any],
 def _golden(function: Function) -> Mapping[str, Any]:
     if function.golden is None:
         return {}
-    # Where nobody asks for it, the spec has the form that it always had.
+    # Without this key, the spec keeps the old form.
     table = function.golden.model_dump(exclude=None if function.golden.optimized else {"optimized"})
     return {**table, "bucket": table["bucket"] or next(function.every_bucket())}
 
 
 def _limits(function: Function, name: str, target: str) -> Limits:
-    """The limits of one target, and where they stand."""
+    """The limits of one target, and their place in the manifest."""
     table = function.limits.get(target)
     return Limits(key_path(("functions", name, "limits", target)), **table.model_dump()) if table else Limits()

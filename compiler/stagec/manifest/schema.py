@@ -23,7 +23,7 @@ def schema() -> str:
 
 
 def _for_toml(node: Any) -> Any:
-    """Puts references to our own trees in, forbids badly named keys, and takes null out, which TOML has not."""
+    """Puts references to our own trees in, forbids badly named keys, and removes null, because TOML has none."""
     if isinstance(node, list | tuple):
         return [_for_toml(item) for item in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""What tables of a manifest have in common."""
+"""The common parts of a manifest's tables."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ Jaxlib: TypeAlias = Annotated[
 
 
 def read(key: str, name: str, file: str, folder: Path, write: str) -> tuple[str, bytes]:
-    """Return what messages call a file that `key` names, and its content.
+    """Return the name for messages of the file at `key`, and its content.
 
-    file: what messages call the manifest. folder: where that is. write: what to do where the file cannot be read.
+    file: the manifest's name in messages. folder: its folder. write: the advice if the file cannot be read.
     """
     shown = str(PurePosixPath(file).parent / name)
     try:

@@ -16,15 +16,15 @@ from stagec.manifest.models import TARGETS, Document, Target
 from stagec.manifest.values import file_pattern
 
 FILES = {key: ending for model in TARGETS.values() for key, ending in model.FILES.items()}
-"""Keys of targets that name files beside the manifest, and how those end."""
+"""Keys of targets that name files beside the manifest, and the ends of the files' names."""
 
 
 def resolve(document: Document, file: str, folder: Path) -> tuple[dict[str, TargetSpec], list[Problem]]:
     """Describe the hardware of every target of a manifest in full.
 
-    file: what messages call the manifest. folder: where it is; files of devices are relative to it.
-    Returns targets, by what `targets` of a function says, and what is wrong with tables and files of devices.
-    Names that do not exist are left out: they are reported where functions name them.
+    file: the manifest's name in messages. folder: its folder; files of devices are relative to it.
+    Returns targets, by their names in `targets` of functions, and the problems of tables and files of devices.
+    It leaves out names that do not exist: another check reports them at the functions.
     """
     targets: dict[str, TargetSpec] = {}
     problems: list[Problem] = []
@@ -53,7 +53,7 @@ def _of_table(name: str, table: Target, file: str, folder: Path) -> TargetSpec:
 
 
 def target_files(manifest: str | Path) -> Iterator[str]:
-    """Yield the files that a manifest's targets name, relative to its folder; none where it cannot be read.
+    """Yield the files that a manifest's targets name, relative to its folder; none if it cannot be read.
 
     They are descriptions of devices, and results of autotuning.
 

@@ -13,7 +13,7 @@ MOST_TABLES = 200_000
 _TOKEN = re.compile(
     r'''"""(?:\\.|[^\\])*?"{3,5}|'{3}.*?'{3,5}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[\[{.]''', re.DOTALL
 )
-"""Strings and comments, and what starts a table or an array elsewhere: a dot in a key too."""
+"""Strings and comments, and outside these the starts of tables and arrays, including a dot in a key."""
 _KEY = re.compile(r"[\w \t.\"'\[\]-]*")
 _LARGEST_NUMBER = 2**63
 
@@ -21,13 +21,13 @@ _LARGEST_NUMBER = 2**63
 def parse(text: str) -> dict[str, Any]:
     """Return the value of a TOML document.
 
-    Raises TOMLDecodeError for its syntax, another ValueError for what is nested deeper than DEEPEST, for more than
+    Raises TOMLDecodeError for its syntax, another ValueError for nesting deeper than DEEPEST, for more than
     MOST_TABLES, and for an integer of more than 64 bits.
     """
     if sum(len(token[0]) == 1 and token[0] != "#" for token in _TOKEN.finditer(text)) > MOST_TABLES:
         raise ValueError(f"more than {MOST_TABLES:,} tables and arrays")
     too_deep = f"nested deeper than {DEEPEST} levels"
-    # What can be a key; a value that looks like a key is as long.
+    # Possible keys; a value that looks like a key has the same limit.
     for part in re.split(r"[=\n{,]", text):
         if part.count(".") > DEEPEST and _KEY.fullmatch(part):
             raise ValueError(too_deep)

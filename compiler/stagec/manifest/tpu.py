@@ -29,12 +29,12 @@ class TpuTarget(Table):
     compiler_options: CompilerOptions = {}
 
     FILES: ClassVar[dict[str, str]] = {}
-    """Keys that name files beside the manifest, and how those end."""
+    """Keys that name files beside the manifest, and the ends of the files' names."""
     PATTERNS: ClassVar[dict[str, str]] = {TOPOLOGY: "is not a TPU topology: a generation, and chips along each axis"}
-    """Patterns of its values, and what a message says about a string that does not match."""
+    """Patterns of its values, and the words of a message about a string that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.TpuTarget:
-        """Return the target in full. file: what messages call the manifest; folder: where it is.
+        """Return the target in full. file: the manifest's name in messages; folder: its folder.
 
         Raises StagecError with keys of this table.
         """

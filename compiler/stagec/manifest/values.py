@@ -1,7 +1,7 @@
 """The values of a manifest that need more than a type check: avals, trees of them, constraints, sizes.
 
-Each reader here is a pydantic validator. It returns the value in its canonical form, or raises all that is wrong with
-it through `refuse`, so that `stagec.manifest.load` can report each fault at its place in the file.
+Each reader here is a pydantic validator. It returns the value in its canonical form, or raises all faults of it through
+`refuse`, so that `stagec.manifest.load` can report each fault at its place in the file.
 """
 
 import math
@@ -43,7 +43,7 @@ def file_pattern(ending: str) -> str:
 
 
 def no_file(ending: str) -> str:
-    """What a message says about a string that is not such a path."""
+    """The words of a message about a string that is not a path of this kind."""
     return _no_path(f"a {ending} file")
 
 
@@ -60,12 +60,12 @@ NOT_EXPORTABLE: Mapping[str, str] = {
     "u1": "u4",
     "u2": "u4",
 }
-"""Dtypes that JAX has but its export format has not -> what to use instead."""
+"""Dtypes of JAX that its export format lacks -> the replacement."""
 
 Tree: TypeAlias = "str | dict[str, Tree] | tuple[Tree, ...]"
 """A pytree of avals: each leaf is an aval in canonical spelling, or a `safetensors:FILE` reference."""
 Shardings: TypeAlias = "str | dict[str, Shardings] | tuple[Shardings, ...]"
-"""A prefix of a pytree: each leaf is a partition spec in canonical spelling, and holds for all that is below it."""
+"""A prefix of a pytree: each leaf is a partition spec in canonical spelling, for everything below it."""
 Scalar: TypeAlias = bool | int | float | str
 """A single TOML value that JSON writes exactly."""
 Static: TypeAlias = "Scalar | tuple[Static, ...]"
@@ -92,7 +92,7 @@ def refuse(*refusals: Refusal) -> PydanticCustomError:
 
 
 def abbreviate(value: object) -> str:
-    """A value as TOML writes it, cut short where that is long."""
+    """A value in TOML's syntax; a long one is cut short."""
     text = show(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -313,7 +313,7 @@ def _amount(value: object, units: Mapping[str, int], kind: str, example: str) ->
 
 
 def read_tolerance(value: object) -> int | str:
-    """Reads by how much a number may grow: a share of it such as "2%", or an amount as `read_bytes` reads it."""
+    """Reads the allowed growth of a number: a share of it such as "2%", or an amount in the form of `read_bytes`."""
     example = 'write for example "2%", "64KiB" or 10'
     if isinstance(value, str) and value.endswith("%"):
         if not _SHARE.fullmatch(value):
@@ -379,7 +379,7 @@ TREE_SCHEMA: Mapping[str, object] = {
         {"type": "array", "items": TREE_REFERENCE},
     ],
 }
-"""The JSON Schema of `Tree`, which stands under `$defs` because it contains itself."""
+"""The JSON Schema of `Tree`. It is under `$defs` because it contains itself."""
 SHARDINGS_REFERENCE: dict[str, Any] = {"shardings": True}
 """Stands for a reference to `SHARDINGS_SCHEMA`."""
 SHARDINGS_SCHEMA: Mapping[str, object] = {
@@ -406,4 +406,4 @@ COLLECTIVES_SCHEMA: dict[str, Any] = {
 SCALAR_SCHEMA: dict[str, Any] = {"type": ["boolean", "integer", "number", "string"]}
 """The JSON Schema of `Scalar`."""
 STATIC_SCHEMA: dict[str, Any] = {"type": ["boolean", "integer", "number", "string", "array"]}
-"""The JSON Schema of `Static`, without what its arrays contain."""
+"""The JSON Schema of `Static`, without the content of its arrays."""

@@ -1,4 +1,4 @@
-"""The files with which a Bazel workspace builds a function, for `stagec init`.
+"""Write the files that a Bazel workspace needs to build a function, for `stagec init`.
 
 `init` writes new files, and adds lines at the end of those that exist. It prints the lines that belong elsewhere in a
 file, and those that bring stagec into an existing MODULE.bazel or WORKSPACE: it may have some of them in other words.
@@ -36,12 +36,12 @@ _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
 
 @dataclass
 class Changes:
-    """What a function needs in its workspace. Paths are relative to the workspace.
+    """The needs of a function in its workspace. Paths are relative to the workspace.
 
     added: file -> the lines to write at its end; for a new file, all of its content.
     paste: file -> the lines for its owner to add.
-    advice: what else to do before the build.
-    lock: label of the lock that the entry points must declare; "" where the function needs none.
+    advice: other steps before the build.
+    lock: label of the lock that the entry points must declare; "" if the function needs none.
     """
 
     added: dict[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Changes:
 
 
 def check(root: Path, functions: Sequence[Function]) -> None:
-    """Raise StagecError where a manifest has one of the functions already, or two of them would be one table."""
+    """Raise StagecError if a manifest has one of the functions already, or two of them would be one table."""
     entries: dict[tuple[str, str], object] = {}
     for function in functions:
         manifest, _, tables = _manifest(root, function.files[0].parent)
@@ -80,7 +80,7 @@ def check(root: Path, functions: Sequence[Function]) -> None:
 
 
 def plan(root: Path, function: Function, arguments: str, stagec: str, modules: bool) -> tuple[Changes, str]:
-    """Return what a workspace needs to build a function, and the label of the bundle.
+    """Return the needs of a workspace to build a function, and the label of the bundle.
 
     root: the workspace. arguments: of the function, as a manifest writes them in `args`; "": as its file says.
     stagec: path of stagec's checkout, relative to the workspace. modules: whether its Bazel reads MODULE.bazel.
@@ -176,7 +176,7 @@ def _toml(tree: object) -> str:
 
 
 def _build(root: Path, package: str, name: str, function: Function, changes: Changes) -> None:
-    """Declare the targets of the manifest, with what the function imports."""
+    """Declare the targets of the manifest, with the function's imports."""
     folder = root / package
     inside = [path for path in function.files if path.is_relative_to(folder)]
     deep = any(path.parent != folder for path in inside)
@@ -223,7 +223,7 @@ def _build_file(folder: Path) -> Path:
 
 
 def _libraries(root: Path, function: Function, changes: Changes) -> None:
-    """Write what the models import into requirements.in, or say what a lock lacks."""
+    """Write the models' imports into requirements.in, or name the packages that a lock lacks."""
     if not function.libraries:
         return
     changes.lock = next(
@@ -238,7 +238,7 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
         new = [package for package in missing if not distributions.provided(package, written)]
         if new:
             changes.add(source, "\n".join(new) + "\n")
-        # The command writes *.lock beside *.in, if nothing else is said.
+        # By default, the command writes *.lock beside *.in.
         output = "" if lock.endswith(".lock") else f" --output {lock}"
         changes.advice.insert(0, f"{distributions.LOCK_COMMAND} {source}{output}")
     if lock == "requirements.lock" and not _build_file(root).is_file() and _build_file(root).name not in changes.added:
@@ -246,7 +246,7 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
 
 
 def _locked(text: str) -> str:
-    """Return the label of the lock that an entry point declares for models; "" where it declares none."""
+    """Return the label of the lock that an entry point declares for models; "" if it declares none."""
     match = re.search(r'(?:^\w+\.python|\bstagec_repositories)\([^)]*?(?<!\w)lock\s*=\s*"([^"]*)"', text, re.MULTILINE)
     return match[1] if match else ""
 
@@ -295,9 +295,9 @@ def _text(path: Path) -> str:
 
 
 def write(root: Path, changes: Changes) -> dict[str, str]:
-    """Write new files and add lines to others; return what was done with each: "written" or "added to".
+    """Write new files and add lines to others; return the action for each: "written" or "added to".
 
-    Raises StagecError, naming the file, where that is not possible, and for links: nothing elsewhere is written to.
+    Raises StagecError, naming the file, if that is not possible, and for links: it writes nothing elsewhere.
     """
     done = {}
     for path, text in changes.added.items():
@@ -317,7 +317,7 @@ def write(root: Path, changes: Changes) -> dict[str, str]:
 
 
 def _there(name: str, folder: int) -> tuple[bytes | None, int]:
-    """Return what is in a file of an open folder, None where there is none, and the permissions that it keeps."""
+    """Return the content of a file in an open folder (None if there is none), and the permissions that it keeps."""
     try:
         file = reading.RegularFile(name, folder)
     except FileNotFoundError:
@@ -326,5 +326,5 @@ def _there(name: str, folder: int) -> tuple[bytes | None, int]:
 
 
 def relative(stagec: Path, root: Path) -> str:
-    """Return the path of stagec's checkout as the workspace's files have it: relative, where they are near."""
+    """Return the path of stagec's checkout for the workspace's files: a relative path if both are near."""
     return str(stagec) if os.path.commonpath([stagec, root]) == "/" else os.path.relpath(stagec, root)

@@ -1,1 +1,1 @@
-"""Changes to the machine code of XLA in memory, which make it forget the machine that it runs on."""
+"""Change XLA's machine code in memory, so that its results do not depend on this machine."""

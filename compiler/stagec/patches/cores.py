@@ -1,4 +1,4 @@
-"""Let XLA see as many cores as a target declares, whatever this machine has.
+"""Make XLA see as many cores as a target declares, whatever this machine has.
 
 XLA:CPU splits an operation that is bound by memory into no more parts than the square root of the cores that the
 process may run on (xla/service/cpu/parallel_task_assignment.cc), which it asks the system for. While a module is
@@ -22,7 +22,7 @@ _AARCH64 = bytes.fromhex(
 
 
 def patches(code: Code, cores: int) -> list[Patch]:
-    """Return the changes that let the library `code` see so many cores.
+    """Return the changes that make the library `code` see the declared number of cores.
 
     Raises PatchError when there is no room for them, or its file cannot be read.
     """

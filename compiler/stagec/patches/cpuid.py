@@ -1,4 +1,4 @@
-"""Let LLVM see the CPU that a target names, whatever this machine is.
+"""Make LLVM see the CPU that a target names, whatever this machine is.
 
 XLA:CPU compiles for the machine that it runs on: LLVM asks the `cpuid` instruction. While a module is compiled, those
 few instructions are jumps to code that gives the answers of `x86.Isa` (`machine_code`). Only LLVM's own detection of
@@ -45,7 +45,7 @@ def patches(code: Code, isa: Isa) -> tuple[Patch, ...]:
 
 @functools.cache
 def sites(code: Code) -> tuple[int, ...]:
-    """Return the addresses of the instructions with which LLVM detects the host; none where it does not."""
+    """Return the addresses of the instructions that detect the host for LLVM; none if it does not."""
     host = next(hosts(code), None)  # `known_builds.examined` searches to the end, which takes four times as long
     if host is None:
         return ()
@@ -59,7 +59,7 @@ def sites(code: Code) -> tuple[int, ...]:
 
 
 def hosts(code: Code) -> Iterator[int]:
-    """Yield an address in each place where LLVM detects the host; a build that is known has one."""
+    """Yield an address in each place where LLVM detects the host; a known build has one."""
     return (at for at in code.find(_RARE) if all(any(code.find(other, at, _NEAR)) for other in _OTHERS))
 
 
@@ -82,7 +82,7 @@ def _answers(isa: Isa) -> bytes:
 
 
 def _where(test: bytes, value: int, code: bytes) -> bytes:
-    """Return code that is passed over where a register has another value. test: the instruction that compares it."""
+    """Return code that is skipped if a register has another value. test: the instruction that compares it."""
     return test + struct.pack("<I", value) + _JNE + struct.pack("<i", len(code)) + code
 
 

@@ -1,4 +1,4 @@
-"""Let LLVM see the aarch64 core that a target names, whatever this machine is.
+"""Make LLVM see the aarch64 core that a target names, whatever this machine is.
 
 On aarch64 LLVM reads the core's number and features in /proc/cpuinfo (llvm/lib/TargetParser/Host.cpp). While a module
 is compiled, the library reads another path instead: a file in memory, as a machine with this core has it. Whether it
@@ -21,7 +21,7 @@ _PATH = b"/proc/cpuinfo\0"
 def patches(code: Code, core: Core) -> list[Patch]:
     """Return the changes to `code`, a library with LLVM in it, that let LLVM see that core and nothing else.
 
-    Raises PatchError where this system has no file in memory, or does not name it.
+    Raises PatchError if this system has no file in memory, or does not name it.
     """
     path = b"/dev/fd/%d\0" % _file(core)
     if len(path) > len(_PATH) or not Path(f"/dev/fd/{_file(core)}").exists():
@@ -31,7 +31,7 @@ def patches(code: Code, core: Core) -> list[Patch]:
 
 @functools.cache
 def sites(code: Code) -> tuple[int, ...]:
-    """Return the addresses of the path, also at the end of a longer text: linkers join them.
+    """Return the addresses of the path, also at the end of a longer string: linkers join them.
 
     Raises PatchError when the library's file cannot be read.
     """

@@ -54,7 +54,7 @@ def _files(section: bytes) -> Iterator[bytes]:
 
 
 def _end(section: bytes, start: int) -> int:
-    """Return where the descriptor that starts there ends; `start` when none does."""
+    """Return the end of the descriptor that starts there; `start` if there is none."""
     end = start
     while end < len(section):
         tag, at = wire.read_varint(section, end)

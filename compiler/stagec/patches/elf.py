@@ -1,4 +1,4 @@
-"""What an ELF file says of itself: its sections; of a library also its build, its code, and what it imports.
+"""Read an ELF file: its sections; for a library also its build, its code, and its imports.
 
 Libraries are for x86-64 and aarch64 (https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html).
 """
@@ -65,7 +65,7 @@ def sections(data: bytes | mmap.mmap) -> list[Section]:
 
 
 def text(data: bytes | mmap.mmap, at: int) -> str:
-    """Return the text that begins there, up to the next zero byte."""
+    """Return the string that begins there, up to the next zero byte."""
     end = data.find(b"\0", at, at + _LONGEST)
     return data[at:end].decode("ascii", "replace") if end >= 0 else ""
 
@@ -101,7 +101,7 @@ class File:
 
     @property
     def build_id(self) -> str:
-        """What distinguishes this build from others, in hexadecimal.
+        """The identifier of this build, in hexadecimal.
 
         The build-id that the linker wrote, as `readelf -n` prints it. jaxlib and the plugin for CUDA have none: then it
         is the start of a SHA-256 over the program headers and the sorted table of all functions' addresses, which
@@ -120,7 +120,7 @@ class File:
         return hashlib.sha256(self._headers + table).hexdigest()[:32]
 
     def imported(self, function: str) -> int | None:
-        """Return the address of the slot for the address of another library's function; None where there is none."""
+        """Return the address of the slot for the address of another library's function; None if there is none."""
         dynamic = self._of_kind(_DYNAMIC)[0]
         tags = dict(struct.iter_unpack("<QQ", self.data[dynamic.offset : dynamic.offset + dynamic.size]))
         symbols, strings = self._offset(tags[_SYMBOLS]), self._offset(tags[_STRINGS])
@@ -134,7 +134,7 @@ class File:
         return None
 
     def constants(self, content: bytes) -> Iterator[int]:
-        """Yield the addresses at which that content lies in memory that can neither be written nor executed."""
+        """Yield the addresses of that content in memory that is neither writable nor executable."""
         for segment in self._of_kind(_LOAD):
             at = -1
             while not segment.flags & (_EXECUTABLE | _WRITABLE):
@@ -151,6 +151,6 @@ class File:
         return [segment for segment in self.segments if segment.kind == kind]
 
     def _offset(self, address: int) -> int:
-        """Return where in the file the byte of an address is."""
+        """Return the file offset of an address."""
         around = [s for s in self._of_kind(_LOAD) if s.address <= address < s.address + s.size]
         return address - around[0].address + around[0].offset

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from stagec.patches.machine_code import Code, Patch
 
 SEED = 0xAD53
-"""What every table gets."""
+"""The seed of every table."""
 
 # A seed of 16 bits, one step from the last: add eax, -0x52ad; mov [rdx], ax. The first becomes mov eax, seed.
 _STEP, _ADD_SIZE = b"\x05\x53\xad\xff\xff\x66\x89\x02", 5

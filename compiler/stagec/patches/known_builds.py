@@ -1,8 +1,8 @@
 """The builds of libraries that stagec knows: it changes their code and edits their messages.
 
 A library is known by its build-id (`elf.File.build_id`). known_builds.json has a row for each build: how many sites
-every change has in it, and which of the fields below it lacks. Of another build nobody knows whether XLA sees what it
-is to see, or whether a message still means what it did, so nothing is compiled with it.
+every change has in it, and which of the fields below it lacks. For another build nobody knows whether the patches work,
+or whether a message still has the same meaning, so stagec compiles nothing with it.
 
 `tools/known_builds.py` examines a wheel, tests it, and writes its row.
 """
@@ -27,14 +27,14 @@ Paths = Mapping[str, tuple[int, ...]]
 
 
 class UnknownBuild(PatchError):
-    """stagec does not know this build of a library; the message says which, and `write` which ones it knows."""
+    """stagec does not know this build of a library; the message names it, and `write` names the known ones."""
 
 
 @dataclass(frozen=True)
 class Library:
     """A library that is changed.
 
-    package: the wheel that brings it. sites: by architecture, for each change, what finds the places.
+    package: the wheel that brings it. sites: by architecture, for each change, the function that finds the places.
     messages: full name of a message that the library writes and stagec reads or edits -> the fields that it looks for.
     """
 
@@ -75,7 +75,7 @@ UNORDERED: Paths = {
     "send_thunk.source_target_pairs": (44, 4),
     "recv_thunk.source_target_pairs": (45, 4),
 }
-"""What XLA:GPU takes from a hash table, entry by entry."""
+"""The fields that XLA:GPU fills from a hash table, entry by entry."""
 INSTRUCTION: Paths = {"thunk_info.profile_annotation": (1, 1)}
 """Where a thunk has the name of the HLO instruction that it runs."""
 CUSTOM_KERNEL: Paths = {
@@ -102,14 +102,14 @@ ALL_REDUCE_KERNEL: Paths = {
     "all_reduce_thunk.launch_dimensions.thread_counts_per_block.coordinates": (39, 10, 2, 1),
     "all_reduce_thunk.shmem_bytes": (39, 6),
 }
-"""The same of a kernel that runs instead of NCCL's, where arrays are small."""
+"""The same for a kernel that runs instead of NCCL's if arrays are small."""
 KERNEL: Paths = {
     "kernel_thunk.kernel_name": (8, 3),
     "kernel_thunk.launch_dimensions.block_counts.coordinates": (8, 4, 1, 2),
     "kernel_thunk.launch_dimensions.thread_counts_per_block.coordinates": (8, 4, 2, 1),
     "kernel_thunk.shmem_bytes": (8, 6),
 }
-"""The same of a kernel whose code is in the executable's one binary."""
+"""The same for a kernel with code in the executable's only binary."""
 STATE: Paths = {"custom_call_thunk.execution_state.state": (30, 8, 2)}
 """Where a thunk has what a custom call has prepared: a kernel of Mosaic GPU's has its machine code there."""
 
@@ -166,11 +166,11 @@ class Build:
 
     version: that of the wheel.
     python: the tag of the Python that it is for, such as "cp313" or "cp314t"; "" where all have the same library.
-    sites: how many places every change has. lacks: the fields of `Library.messages` that it does not have.
-    made: start of the SHA-256 of what it makes of the test's program (tests/patches/probe.py).
+    sites: the number of places of every change. lacks: the fields of `Library.messages` that it does not have.
+    made: start of the SHA-256 of its result for the test's program (tests/patches/probe.py).
     follows_seed: whether that follows the seed of hash tables.
-    tested: the Python with which it was made, twice.
-    architecture: what its instructions are for, as `uname -m` has it.
+    tested: the Python that made it, twice.
+    architecture: that of its instructions, by the name of `uname -m`.
     """
 
     library: str
@@ -197,7 +197,7 @@ def rows() -> list[Build]:
 def known(code: Code, wanted: str = "") -> Build:
     """Return the build of a library. Raises UnknownBuild, and PatchError when its file cannot be read.
 
-    wanted: the version of its wheel that could be used here, or a prefix of it; "" where any could.
+    wanted: the version of its wheel that could be used here, or a prefix of it; "" if any could.
     """
     build_id, builds = code.build_id(), [build for build in rows() if build.library == code.library]
     build = next((build for build in builds if build.build_id == build_id), None)
@@ -239,7 +239,7 @@ def python_tag() -> str:
 
 
 def examined(path: Path) -> Build:
-    """Return what the file of a library says of itself, without version, Python and test.
+    """Return the facts in the file of a library, without version, Python and test.
 
     Raises PatchError if it is another library, or differs from the known builds. All builds have the same field numbers
     (`Library.messages`): if one differs, look at the code that edits the message.

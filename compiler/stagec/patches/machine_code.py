@@ -25,7 +25,7 @@ _FORBIDDEN = "this system does not let a process change its own code"
 class PatchError(OSError):
     """A library's code is not as expected, or cannot be changed in this process; the message says why.
 
-    `write` says what to do instead; it may be empty.
+    `write` is the advice; it may be empty.
     """
 
     def __init__(self, what: str, write: str = "") -> None:
@@ -47,7 +47,7 @@ class Code:
     """The executable part of a library that lies in this process's memory: `size` bytes at `address`.
 
     start: the address of the library's first byte, from which it counts its own. path: its file.
-    architecture: what its instructions are for, as `uname -m` has it.
+    architecture: that of its instructions, by the name of `uname -m`.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Code:
             start = address + 1
 
     def imported(self, function: str) -> int | None:
-        """Return the address at which it keeps the address of another library's function; None where it imports none.
+        """Return the place of the address of another library's function; None if it does not import the function.
 
         Raises PatchError when its file cannot be read.
         """
@@ -80,7 +80,7 @@ class Code:
         return None if slot is None else self.start + slot
 
     def constants(self, content: bytes) -> list[int]:
-        """Return the addresses at which it has that content among its constants.
+        """Return the addresses of that content among its constants.
 
         Raises PatchError when its file cannot be read.
         """
@@ -88,7 +88,7 @@ class Code:
             return [self.start + address for address in file.constants(content)]
 
     def build_id(self) -> str:
-        """Return what distinguishes this build from others. Raises PatchError when the library cannot be read."""
+        """Return the identifier of this build. Raises PatchError when the library cannot be read."""
         with _read(self.path) as file:
             return file.build_id
 

@@ -1,1 +1,1 @@
-"""What runs XLA: clients, arrays, executables and how they are called. It imports numpy and jaxlib alone."""
+"""Run XLA: clients, arrays, executables and their calls. It imports only numpy and jaxlib."""

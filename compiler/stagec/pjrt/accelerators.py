@@ -1,7 +1,7 @@
 """Accelerators of this machine: whether there are any, and a client for them through the PJRT plugin of the platform.
 
-A plugin is a library in a Python package, which is found without being imported. Whether the machine has a device is
-asked of the kernel first: libtpu waits or aborts where there is none.
+A plugin is a library in a Python package, and stagec finds it without an import. It asks the kernel for a device first,
+because libtpu waits or aborts if there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PCI = Path("/sys/bus/pci/devices")
 
 
 class Job(NamedTuple):
-    """The processes that run together, and which of them this is.
+    """The processes that run together, and the number of this one.
 
     runtime: jaxlib's client of their coordinator.
     """
@@ -48,7 +48,7 @@ def refusal(platform: str) -> str:
 
 
 def versions(platform: str) -> dict[str, str]:
-    """Return the version of the platform's plugin by the name of its wheel; empty where it is not installed."""
+    """Return the version of the platform's plugin by the name of its wheel; empty if it is not installed."""
     from importlib import metadata
 
     known = PLATFORMS.get(platform)

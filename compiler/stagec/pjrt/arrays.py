@@ -1,4 +1,4 @@
-"""Arrays on devices: what a loaded function takes and returns where values stay on the device."""
+"""Arrays on devices: arguments and results of a loaded function that stay on the device."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class AbstractArray:
     """The shape, dtype and place of an array, without its values; jaxlib reads it as it reads JAX's avals.
 
-    shape, dtype: of the whole array. sharding: how it lies on devices. layout: in which order its elements lie in the
-    memory of each, as XLA writes it ("{0,1}", `pjrt.layouts`); None: in the usual one.
+    shape, dtype: of the whole array. sharding: how it lies on devices. layout: the order of its elements in the memory
+    of each device, in XLA's form ("{0,1}", `pjrt.layouts`); None: the usual one.
     """
 
     __slots__ = ("dtype", "layout", "shape", "sharding", "weak_type")
@@ -54,8 +54,8 @@ def abstract_array(
 class Shard(Frozen):
     """The part of an array that one device holds; fields are those of JAX's shards.
 
-    device: where it is. index: which part of the array, a slice for each dimension. data: its values, read-only; of an
-    array that is unreduced, an addend of them.
+    device: its device. index: its part of the array, a slice for each dimension. data: its values, read-only; for an
+    unreduced array, an addend of them.
     replica_id: 0 for the first device that holds the same data, 1 for the second, and so on.
     """
 
@@ -80,7 +80,7 @@ DLPACK_CUDA = 2
 
 
 class DeviceArray:
-    """An array on devices: what `device_put` gives, and functions for arguments that are such arrays.
+    """An array on devices: the result of `device_put`, and of functions with device arrays as arguments.
 
     A loaded function takes it as an argument. `numpy.asarray` reads it, and libraries share its memory by DLPack.
     `stagec.numpy.Array` is one with operators.
@@ -115,14 +115,14 @@ class DeviceArray:
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all of its devices are of this process; False for some arrays where processes run together."""
+        """Whether this process has all of its devices; False for some arrays if processes run together."""
         return self.sharding.is_fully_addressable
 
     def numpy(self) -> NDArray[Any]:
-        """Return the values as a read-only array that shares the device's memory where numpy has the dtype.
+        """Return the values as a read-only array that shares the device's memory if numpy has the dtype.
 
         Raises CallError ("deleted") when the array was donated to a call, ("addressable") when only other processes
-        have a part of it, RunError where the call that makes it failed.
+        have a part of it, RunError if the call that makes it failed.
         """
         self._check()
         if not self.aval.sharding.is_fully_addressable and not is_readable(self.aval):
@@ -139,7 +139,7 @@ class DeviceArray:
     def addressable_shards(self) -> list[Shard]:
         """The part that each device of this process holds, in the order of the partitions.
 
-        Raises CallError ("deleted"), RunError where the call that makes it failed.
+        Raises CallError ("deleted"), RunError if the call that makes it failed.
         """
         self._check()
         parts, devices = self.sharding.parts(self.shape), self.sharding.devices
@@ -168,7 +168,7 @@ class DeviceArray:
         return DeviceArray(copied[0], self.aval)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy it and pickle it as NumPy's array: what reads it puts it on the first CPU device.
+        """Copy it and pickle it as NumPy's array: unpickling puts it on the first CPU device.
 
         Raises TypeError for an array on several devices, CallError ("deleted").
         """
@@ -199,10 +199,10 @@ class DeviceArray:
         https://data-apis.org/array-api/2025.12/API_specification/generated/array_api.array.__dlpack__.html
 
         stream: a stream of the device that waits for the array. None: the call waits.
-        max_version: any; the capsule has that of JAX's capsules, which is below 1.0.
+        max_version: any; the capsule has the version of JAX's capsules, which is below 1.0.
         dl_device: the array's own device, or the CPU.
-        copy: True: a copy, which may be written to. False: BufferError where a copy is needed.
-        Raises BufferError where DLPack has no such array, CallError ("deleted").
+        copy: True: a writable copy. False: BufferError if a copy is needed.
+        Raises BufferError if DLPack has no such array, CallError ("deleted").
         """
         self._check()
         own = self.__dlpack_device__()
@@ -261,7 +261,7 @@ def to_numpy(arrays: Sequence[DeviceArray]) -> list[Any]:
 
 
 def reading(avals: Sequence[AbstractArray]) -> Callable[[Sequence[_jax.ArrayImpl]], list[Any]]:
-    """Return what gives the values of buffers of these avals, as `to_numpy` does.
+    """Return a function that returns the values of buffers of these avals, as `to_numpy` does.
 
     Arrays that this process has not whole stay device arrays.
     """
@@ -290,7 +290,7 @@ def is_readable(aval: AbstractArray) -> bool:
 
 
 def _assembled(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any] | DeviceArray:
-    """Return the values of an array that lies on several devices, and is ready; of one that is not whole here, itself.
+    """Return the values of a ready array on several devices; return the array itself if it is not whole here.
 
     Unreduced parts are added as XLA:CPU's all-reduce adds them: in order, narrow floats such as bfloat16 as f32.
     """
@@ -317,7 +317,7 @@ def _has_memory(aval: AbstractArray) -> bool:
 
 
 def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
-    """Return the values of a buffer on one device, which is ready. aval: of it, or of its array."""
+    """Return the values of a ready buffer on one device. aval: of it, or of its array."""
     if _has_memory(aval):
         return np.asarray(memoryview(buffer))
     # The buffer protocol lacks the dtypes of ml_dtypes, and other memory than a CPU's. jaxlib's own way has them, but
@@ -327,7 +327,7 @@ def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
 
 
 def dtype_of(aval: Aval) -> np.dtype[Any]:
-    """Return numpy's dtype of the elements of `aval`; of a PRNG key, that of its words."""
+    """Return numpy's dtype of the elements of `aval`; for a PRNG key, the dtype of its words."""
     name = DTYPES[aval.dtype].numpy_name
     try:
         return np.dtype(name)
@@ -348,7 +348,7 @@ def single_device(device: _jax.Device | None = None, memory_kind: str | None = N
 
 
 def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout: str | None = None) -> DeviceArray:
-    """Copy `values` to devices; where memory allows, share it instead, but never when the buffer is `donated`.
+    """Copy `values` to devices; if memory allows, share it instead, but never when the buffer is `donated`.
 
     Raises RunError.
     """
@@ -361,7 +361,7 @@ def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout:
 
 
 def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
-    """Return what makes the buffer of an array of `aval`, as `put` does, from the pieces that the own devices hold."""
+    """Return a function that makes the buffer of an array of `aval`, like `put`, from the pieces of the own devices."""
     if aval.layout is not None:
         return functools.partial(_place_in_layout, aval)
     xla, devices, place = aval.sharding.xla, aval.sharding.own_devices, _jax.batched_device_put
@@ -395,7 +395,7 @@ def in_layout(buffer: _jax.ArrayImpl, before: AbstractArray, after: AbstractArra
 
 
 def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
-    """Return pieces of which no two are the same memory.
+    """Return pieces that do not share memory.
 
     Of an array that is split, `batched_device_put` does not copy those: RuntimeError, bad_function_call (0.10.1).
     """
@@ -407,13 +407,13 @@ def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
 def make_array_from_single_device_arrays(
     shape: tuple[int, ...], sharding: Sharding, arrays: Sequence[NDArray[Any] | DeviceArray]
 ) -> DeviceArray:
-    """Return an array made of the parts that its devices hold. The whole array is never in one place.
+    """Return an array made from the parts on its devices. The whole array is never in one place.
 
     As JAX's function of the same name
     (https://docs.jax.dev/en/latest/_autosummary/jax.make_array_from_single_device_arrays.html).
 
     shape: of the whole array.
-    sharding: one that `Function.input_shardings` returns, or that of another array.
+    sharding: one of `Function.input_shardings`, or that of another array.
     arrays: the parts, of one dtype, in the order of the sharding's devices: those of this process.
 
     Raises CallError ("shape", "dtype") if a part does not fit its device.
@@ -442,7 +442,7 @@ def make_array_from_single_device_arrays(
 
 
 def of_pieces(shape: tuple[int, ...], sharding: Sharding, pieces: Sequence[NDArray[Any]]) -> DeviceArray:
-    """Return an array of what each device of this process is to hold of it, copied."""
+    """Return an array from copies of the pieces for each device of this process."""
     aval = abstract_array(shape, pieces[0].dtype, sharding)
     return DeviceArray(placing(aval, donated=True)(pieces), aval)
 
@@ -493,5 +493,5 @@ def contiguous(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def native(values: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` with bytes in the machine's order: XLA reads them so, whatever the dtype says."""
+    """Return `values` with bytes in the machine's order, because XLA ignores the dtype's byte order."""
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

@@ -56,7 +56,7 @@ class Convention(Protocol):
 
 
 class Interface(NamedTuple):
-    """A convention alone: of what the loader compiles, or of a function before a size is known."""
+    """A convention without an executable: for the loader to compile, or for a function before a size is known."""
 
     in_tree: Tree
     in_avals: tuple[Aval, ...]
@@ -79,11 +79,11 @@ _ARRAYS_OF_JAX = {*_ARRAYS, _jax.ArrayImpl}
 NUMBERS = (bool, int, float, complex)
 """Python's numbers. Each is a number of the next kind too."""
 _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
-"""What JAX makes of 64-bit arrays that are given to a function, unless `jax_enable_x64` is set."""
+"""JAX's conversions of 64-bit arrays in arguments, unless `jax_enable_x64` is set."""
 _CONTAINERS = _jax.pytree.PyTreeRegistry()
-"""jaxlib's own pytrees, in C++: of dicts, lists, tuples and namedtuples. It does not know what JAX has registered."""
+"""jaxlib's own pytrees, in C++: of dicts, lists, tuples and namedtuples. It does not know JAX's registered types."""
 _REGISTERED = _jax.pytree.default_registry()
-"""The same with what JAX has registered, where this process has imported it."""
+"""The same with JAX's registered types, if this process has imported JAX."""
 _MOST_STRUCTURES = 64
 """Of arguments that are remembered; a caller who makes up types as it goes is served as well, without this."""
 
@@ -91,8 +91,8 @@ _MOST_STRUCTURES = 64
 class _Known(NamedTuple):
     """How arguments of a structure that was seen before are taken apart.
 
-    order: which of jaxlib's leaves each leaf is; None where `_flatten` must look each time.
-    seen: the objects that gave results their static parts. static_data: of the nodes; None where it is not compared.
+    order: for each leaf its index among jaxlib's leaves; None if `_flatten` must look each time.
+    seen: the objects that gave results their static parts. static_data: of the nodes; None if it is not compared.
     static_leaves: jaxlib's leaves that are static, by number.
     """
 
@@ -106,10 +106,10 @@ class Signature:
     """One executable with its calling convention.
 
     name: of the function, for messages.
-    usage: how it is called, for messages; it is made when there is one. Without it, `parameters` are its names.
-    executable: None until `load`, or until it is set to one that is loaded already.
-    registry: jaxlib's, which takes arguments apart. out_structure: jaxlib's PyTreeDef of the result; None where it has
-        types of a model's own.
+    usage: how to call it, for messages, which make it when they need it. Without it, `parameters` are its names.
+    executable: None until `load`, or until somebody sets a loaded one.
+    registry: jaxlib's, to take arguments apart. out_structure: jaxlib's PyTreeDef of the result; None if it has a
+        model's own types.
     unflatten: takes flat results and gives them in their structure; raises CallError ("structure") when a type of the
         model's own has another one here.
     """
@@ -158,7 +158,7 @@ class Signature:
 
     @property
     def usage(self) -> Call:
-        """How it is called: what its maker knows, else what its trees say."""
+        """How to call it: from its maker, else from its trees."""
         if self._made_usage:
             return self._made_usage()
         from stagec.core.telling.calls import Call  # calls that fit do without
@@ -168,7 +168,7 @@ class Signature:
         return Call(self.name, *trees, self._parameters, donated=known.donated)
 
     def path(self, leaf: int) -> str:
-        """Return where a leaf is in the arguments, with the name of its parameter: `params['w']`."""
+        """Return the place of a leaf in the arguments, with the name of its parameter: `params['w']`."""
         return self.usage.path(self.paths[leaf])
 
     def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
@@ -187,7 +187,7 @@ class Signature:
     def leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any]:
         """Return the leaves as they are. Raises CallError ("structure").
 
-        Containers that were seen before, and fitted, are taken apart in C++. What fits is decided by `_flatten` alone.
+        C++ takes apart containers that fitted in an earlier call. Only `_flatten` decides what fits.
         """
         try:
             leaves, structure = self.registry.flatten((args, kwargs))
@@ -210,7 +210,7 @@ class Signature:
         return leaves if type(order) is range else [leaves[i] for i in order]
 
     def plain_leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
-        """Return the leaves of arguments that fitted before, where jaxlib sees all there is to compare; else None."""
+        """Return the leaves of arguments that fitted before, if jaxlib sees everything to compare; else None."""
         leaves, structure = self.registry.flatten((args, kwargs))
         known = self._orders.get(structure)
         if known is None or type(known.order) is not range or known.static_data or known.static_leaves:
@@ -218,7 +218,7 @@ class Signature:
         return leaves  # type: ignore[no-any-return]
 
     def _order(self, structure: Any) -> Sequence[int] | None:
-        """Return which of the leaves of `structure` each leaf of the arguments is; None where it does not fit."""
+        """Return for each leaf of the arguments its index among the leaves of `structure`; None if it does not fit."""
         numbers = range(structure.num_leaves)
         try:
             order = self.description.in_tree.flatten(structure.unflatten(numbers))
@@ -230,8 +230,8 @@ class Signature:
     def _learn(
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[Any], structure: Any
     ) -> Sequence[Any]:
-        """Return the leaves, and remember where each is among those that C++ finds. Raises CallError ("structure")."""
-        apart = self._apart(leaves, structure)  # before the arguments: of the last ones it is known what was static
+        """Return the leaves, and remember the place of each among C++'s leaves. Raises CallError ("structure")."""
+        apart = self._apart(leaves, structure)  # before `_flatten`: the static parts of the last arguments are known
         own = self._flatten(args, kwargs)
         if apart is not None:
             from stagec.pjrt.static_data import StaticData  # few functions take such objects
@@ -243,7 +243,7 @@ class Signature:
                 range(len(order)) if order == [*range(len(leaves))] else order if -1 not in order else None,
                 self._types.seen(self._nodes_in) or None,
                 StaticData.of(structure) if self._compares_types else None,
-                # What jaxlib takes for leaves and the function does not: fields of modules that are not arrays.
+                # jaxlib treats fields of modules that are not arrays as leaves, but the function does not.
                 tuple((i, leaves[i]) for i in places.values()),
             )
         return own
@@ -251,7 +251,7 @@ class Signature:
     def _apart(self, leaves: Sequence[Any], structure: Any) -> tuple[()] | tuple[Sequence[Any], Sequence[Any]] | None:
         """Return jaxlib's leaves and the function's with an object of its own in each place of a leaf that has several.
 
-        Such a leaf does not say which place is which. (): none has several. None: it cannot be done.
+        Such a leaf does not identify its place. (): none has several. None: it cannot be done.
         """
         count = Counter(map(id, leaves))
         if len(count) == len(leaves):
@@ -281,10 +281,10 @@ class Signature:
     def check_dtypes(self, leaves: Sequence[Any], of_jax: bool = False) -> list[Any]:
         """Return flat arguments as numpy or device arrays of the right dtypes. Raises CallError ("dtype", "traced").
 
-        64-bit arrays become 32-bit ones where the function takes those, unless JAX's `jax_enable_x64` is set: as in
-        JAX. A Python number takes the dtype of the parameter, where that can hold it.
+        64-bit arrays become 32-bit ones if the function takes those, unless JAX's `jax_enable_x64` is set: as in JAX. A
+        Python number takes the dtype of the parameter, if it can hold the number.
 
-        of_jax: whether JAX's arrays of the right dtypes stay what they are.
+        of_jax: whether JAX's arrays of the right dtypes stay unchanged.
         """
         arrays = _ARRAYS_OF_JAX if of_jax else _ARRAYS
         if {*map(type, leaves)} <= arrays and [leaf.dtype for leaf in leaves] == self._dtypes:
@@ -349,12 +349,12 @@ class Signature:
         return outputs if DeviceArray in map(type, leaves) else to_numpy(outputs)
 
     def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[DeviceArray]:
-        """Return the flat results as device arrays, whatever the arguments are. Raises CallError ("deleted")."""
+        """Return the flat results as device arrays for all kinds of arguments. Raises CallError ("deleted")."""
         assert self.executable is not None
         return self.executable.run(self.buffers(leaves, donate))
 
     def buffers(self, leaves: Sequence[Any], donate: bool = True) -> list[_jax.ArrayImpl]:
-        """Return the parameters of the executable, where it wants them. Raises CallError ("deleted")."""
+        """Return the parameters of the executable on the right devices. Raises CallError ("deleted")."""
         executable = self.executable
         assert executable is not None
         donated = self.description.donated
@@ -379,7 +379,7 @@ class Signature:
         return CallError("deleted", what)
 
     def prepare(self, kinds: Kinds, donate: bool = True) -> Prepared | None:
-        """Return what does the same for all leaves of `kinds`, for which a call was right; None where nothing can."""
+        """Return a faster path for all leaves of `kinds`, after a successful call; None if there is none."""
         executable = self.executable
         assert executable is not None
         return Prepared.of(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
@@ -398,20 +398,20 @@ def _is_traced(leaf: Any) -> bool:
 
 
 def _x64_enabled() -> bool:
-    """Return whether 64-bit arrays are what they are: JAX's setting; where JAX is not imported, its default."""
+    """Return whether 64-bit arrays stay 64-bit: JAX's setting; if JAX is not imported, its default."""
     config = getattr(sys.modules.get("jax"), "config", None)  # it may be in the middle of its import
     return bool(getattr(config, "jax_enable_x64", False))
 
 
 def _is_same(known: _Known, leaves: Sequence[Any], structure: Any) -> bool:
-    """Whether what is static in a call is what it was in the call that is known: jaxlib compares with `==`."""
+    """Whether the static parts of a call equal those of the known call, because jaxlib compares with `==`."""
     if known.static_data is not None and not known.static_data.same(structure):
         return False
     return all(leaves[i] is value or same(leaves[i], value) for i, value in known.static_leaves)
 
 
 def _has_static_data(node: Tree) -> bool:
-    """Whether a custom node has more than children: what jaxlib compares with `==`."""
+    """Whether a custom node has data beside children that jaxlib compares with `==`."""
     if fields := node.fields:
         return bool(fields.static)
     keyed = node.keyed
@@ -419,7 +419,7 @@ def _has_static_data(node: Tree) -> bool:
 
 
 def _structure_of(tree: Tree) -> Any:
-    """Return jaxlib's form of a tree of plain containers; None for others, and where it has leaves in another order."""
+    """Return jaxlib's form of a tree of plain containers; None for others, and if its leaves have another order."""
     if any(True for _ in tree.custom_nodes()):
         return None
     numbers = range(tree.num_leaves)

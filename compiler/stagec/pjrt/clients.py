@@ -28,17 +28,17 @@ _CLIENTS: dict[str | int, Any] = {}
 
 
 _JOB: list[Job] = []
-"""The one that this process has joined; empty: it runs alone, or JAX has joined."""
+"""The group that this process has joined; empty: it runs alone, or JAX has joined."""
 
 _EVERYWHERE = "cpu of all processes"
 """The key of its client of CPUs."""
 
 MOST_CPU_DEVICES = 4096
-"""That this machine's CPU becomes: so many take 6 seconds and 0.5 GB, and 16,384 take minutes."""
+"""The most devices of this machine's CPU: they take 6 seconds and 0.5 GB, and 16,384 would take minutes."""
 
 
 def too_many(num_devices: int) -> str:
-    """Return why a CPU does not become so many devices; "" where it does."""
+    """Return why a CPU cannot become `num_devices` devices; "" if it can."""
     if num_devices <= MOST_CPU_DEVICES:
         return ""
     return f"{num_devices:,} devices are asked for, and a machine's CPU becomes {MOST_CPU_DEVICES:,} at most"
@@ -47,7 +47,7 @@ def too_many(num_devices: int) -> str:
 def cpu_client(num_devices: int) -> _jax.Client:
     """Return the process's client with that many CPU devices; JAX's may have more.
 
-    One process has one pool of threads for all that runs on one device. Raises LoadError ("device-count").
+    One process has one pool of threads for everything on one device. Raises LoadError ("device-count").
     """
     refusal = too_many(num_devices)
     if refusal:
@@ -63,9 +63,9 @@ def cpu_client(num_devices: int) -> _jax.Client:
 
 
 def of_jax(platform: str, start: bool = False) -> list[_jax.Device]:
-    """Return JAX's devices of a platform, where this process has imported JAX and JAX has started; else none.
+    """Return JAX's devices of a platform, if this process has imported JAX and JAX has started; else none.
 
-    JAX starts at its first array, or at `jax.devices()`. start: here too, where the process has imported it.
+    JAX starts at its first array, or at `jax.devices()`. start: start JAX here, if the process has imported it.
     """
     bridge, jax = sys.modules.get("jax._src.xla_bridge"), sys.modules.get("jax")
     # Both may be in the middle of their import, in another thread.
@@ -108,7 +108,7 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
 
 
 def own_device() -> _jax.Device:
-    """Return the CPU device of this process on which arrays are that nobody puts elsewhere."""
+    """Return the default CPU device of this process for arrays."""
     client = _of_all_processes("cpu") or cpu_client(1)
     device: _jax.Device = client.local_devices()[0]
     return device
@@ -121,7 +121,7 @@ def join(job: Job, cpu: _jax.Client) -> None:
 
 
 def in_use() -> str:
-    """Return the platform of a client that this process has already; "" where there is none."""
+    """Return the platform of a client that this process has already; "" if there is none."""
     return next(("cpu" if isinstance(key, int) else key for key in _CLIENTS), "")
 
 
@@ -137,12 +137,12 @@ def are_of_several_processes() -> bool:
 
 
 def num_processes(of: Sequence[_jax.Device]) -> int:
-    """Return how many processes have these devices."""
+    """Return the number of processes with these devices."""
     return len({device.process_index for device in of})
 
 
 def _of_all_processes(platform: str) -> Any:
-    """Return the client that has the devices of several processes; None where this process runs alone."""
+    """Return the client that has the devices of several processes; None if this process runs alone."""
     if _JOB:
         return _CLIENTS[_EVERYWHERE] if platform == "cpu" else _of_accelerators(platform)
     if jax_joined():

@@ -1,4 +1,4 @@
-"""What differs between the versions of jaxlib that stagec works with: its internal interface moves with every release.
+"""Differences between the versions of jaxlib that stagec works with: its internal interface moves with each release.
 
 Tested whole: 0.10.2 (the one that the locks pin) and 0.12.0. Of each release, with each Python, one executable was made
 and run (tests/patches/probe.py); those builds alone compile for a target (patches/known_builds.py). jaxlib is
@@ -44,22 +44,22 @@ def hlo() -> Any:
 
 
 def hlo_print_options() -> Any:
-    """Return jaxlib's options for HLO as text, in the short form that XLA's parser reads."""
+    """Return jaxlib's options for HLO text in the short form that XLA's parser reads."""
     return hlo().HloPrintOptions.short_parsable()
 
 
 def result_handler(aval: Any, sharding: Any, committed: bool = True) -> Any:
-    """Return what makes an output buffer an array of `aval` and `sharding`. committed: JAX leaves it where it is."""
+    """Return a function from an output buffer to an array of `aval` and `sharding`. committed: JAX does not move it."""
     from jaxlib import _jax
 
-    # Before 0.11.2 it checks both against jax's own classes unless asked not to; then it has no such parameter.
+    # Before 0.11.2 a parameter turns off the check of both against jax's own classes; later there is no such parameter.
     if numbers() < (0, 11, 2):
         return _jax.array_result_handler(aval, sharding, committed, True)
     return _jax.array_result_handler(aval, sharding, committed)
 
 
 def from_dlpack(capsule: Any, device: Any, stream: int | None, kind: int) -> Any:
-    """Return the buffer of DLPack's capsule, which shares its memory. kind: DLPack's number of the kind of device."""
+    """Return a buffer that shares the memory of DLPack's capsule. kind: DLPack's number of the kind of device."""
     from jaxlib import _jax
 
     given = capsule, device, stream, False

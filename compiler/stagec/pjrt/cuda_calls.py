@@ -1,4 +1,4 @@
-"""The functions that JAX calls on NVIDIA devices: XLA neither compiles nor runs a call of one that it does not know."""
+"""The functions that JAX calls on NVIDIA devices: XLA neither compiles nor runs calls of unknown functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MOSAIC = "libmosaic_gpu_runtime.so"
-"""Beside the functions: what kernels of Mosaic are linked with, where they are compiled and where they run."""
+"""The library for kernels of Mosaic, beside the functions: compiling and running them links with it."""
 
 
 def register(interface: Any) -> bool:
@@ -19,7 +19,7 @@ def register(interface: Any) -> bool:
     """
     from jaxlib import gpu_linalg, gpu_prng, gpu_solver, gpu_sparse, plugin_support, xla_client
 
-    # These two register what they have when they are imported.
+    # These two register their functions when they are imported.
     for name in ("gpu_rnn", "gpu_triton"):
         importlib.import_module(f"jaxlib.{name}")
     extension = plugin_support.import_from_plugin("cuda", "cuda_plugin_extension")

@@ -15,7 +15,7 @@ GUARANTEED, TOOLCHAIN, UNKNOWN = "guaranteed", "same toolchain", "unknown"
 _BUILTIN = frozenset({"PadToStatic", "SliceToDynamic", "TopK"})
 """Custom calls that XLA:CPU itself emits and carries."""
 _OF_COMPILERS = frozenset({"LayoutConstraint", "__gpu$xla.gpu.triton"})
-"""Custom calls that XLA's compilers replace by what they say: an array's layout, or a kernel of Triton."""
+"""Custom calls that XLA's compilers replace: they state an array's layout, or a kernel of Triton."""
 
 _SPARSE = "cpu_csr_sparse_"
 """How the names of jaxlib's products with sparse matrices begin."""
@@ -77,7 +77,7 @@ def _sparse() -> frozenset[str]:
 
 @functools.cache
 def _lapack() -> frozenset[str]:
-    """Register jaxlib's LAPACK handlers, once; return their names. It imports scipy, which has the library.
+    """Register jaxlib's LAPACK handlers, once; return their names. It imports scipy for its library.
 
     As JAX does, they are said to take parts of a batch, so that XLA splits a batch over devices and gathers nothing.
     """

@@ -1,4 +1,4 @@
-"""jaxlib's own way from host arrays to results, in C++: `pjit`, which is what `jax.jit` calls.
+"""jaxlib's own way from host arrays to results, in C++: `jax.jit` calls this `pjit`.
 
 It converts all arrays of a call at once; from Python each is a separate object and call (`batched_device_put`).
 Arguments are checked first. If `pjit` would behave differently from the Python path, stagec uses Python.
@@ -22,7 +22,7 @@ Call: TypeAlias = Callable[..., list[_jax.ArrayImpl]]
 """Takes the parameters of an executable, buffers and numpy arrays, and gives the buffers of its results."""
 
 _CONVERTED = {"int64", "uint64", "float64", "complex128"}
-"""Types of which `pjit` makes 32-bit ones where JAX's setting `jax_enable_x64` is off, without a word."""
+"""Types that `pjit` silently converts to 32 bits if JAX's setting `jax_enable_x64` is off."""
 
 _LISTS = _jax.pytree.PyTreeRegistry()
 
@@ -42,13 +42,13 @@ class FastPath(NamedTuple):
 
 
 def dispatching(executable: Executable, hosted: Sequence[int], slow: Call) -> Call | None:
-    """Return what does as `slow` does, faster; None where that cannot be had.
+    """Return a faster equivalent of `slow`; None if there is none.
 
     hosted: which parameters are numpy arrays, none of which may be donated; the others are buffers that lie as the
     executable wants them. slow: must not refer to what is returned here, or nothing would free it but a collection; it
     runs when JAX's settings changed since the last call (`jax.disable_jit`): `pjit` remembers calls by them.
 
-    What is returned raises ValueError where XLA has an error, and `slow` RuntimeError.
+    What is returned raises ValueError if XLA has an error, and `slow` RuntimeError.
     """
     if not takes(executable, hosted):
         return None
@@ -63,7 +63,7 @@ def dispatching(executable: Executable, hosted: Sequence[int], slow: Call) -> Ca
 
 
 def takes(executable: Executable, hosted: Sequence[int]) -> bool:
-    """Whether `pjit` does for an executable what the way through Python does. hosted: as of `dispatching`."""
+    """Whether `pjit` can replace the way through Python for an executable. hosted: as for `dispatching`."""
     # Several devices of a CPU run one call at a time. On an accelerator numpy's memory would be read after the call.
     is_cpu = clients.platform_of(executable.devices[0]) == "cpu"
     if len(executable.devices) > 1 or (hosted and not is_cpu):
@@ -81,7 +81,7 @@ def fast_path(
     committed: bool,
     structure: Any = None,
 ) -> FastPath:
-    """Return what `pjit` is to remember of a call.
+    """Return the data for `pjit` to remember a call.
 
     kept: for each leaf of the arguments, whether it is a parameter. avals, shardings, committed: of the leaves of the
     result. structure: jaxlib's PyTreeDef of the result; None: of the list of its leaves.
@@ -105,7 +105,7 @@ def remembering(
 ) -> Any:
     """Return `pjit` with the calls that it remembers.
 
-    slow: runs a call where JAX's setting `jax_disable_jit` is on. miss: runs a call that `pjit` does not remember, and
+    slow: runs a call if JAX's setting `jax_disable_jit` is on. miss: runs a call that `pjit` does not remember, and
     says what it is to remember of it. registry: takes arguments apart; None: they are leaves.
     """
     cache = _jax.PjitFunctionCache(64)
@@ -125,7 +125,7 @@ def _may_be_used() -> bool:
 
 @functools.cache
 def _set_once() -> bool:
-    """Set them to what JAX has before a user changes them; JAX sets its own when it is imported later."""
+    """Set them to JAX's defaults; JAX sets its own when it is imported later."""
     jit, setting = _jax.jax_jit, _jax.config.Config
     jit.set_disable_jit_state(setting("stagec_disable_jit", False))
     jit.set_enable_x64_state(setting("stagec_enable_x64", False))

@@ -58,14 +58,15 @@ def distributed(
     coordinator: host and port, such as "10.0.0.1:1234", where process 0 listens and all others reach it. With a
         loopback address process 0 listens on that alone. Nothing protects the port: keep it inside your network.
     process_id: the number of this process, from 0.
-    num_processes: how many there are.
-    num_cpu_devices: how many devices this process's CPU becomes.
-    collectives: what carries arrays between CPUs: "gloo", or "mpi" where MPITRAMPOLINE_LIB names a wrapped MPI library.
-    initialization_timeout: how many seconds to wait for the others.
-    heartbeat_timeout_seconds: after how many seconds without a sign of life a process counts as dead. XLA then ends
+    num_processes: the number of processes.
+    num_cpu_devices: the number of devices of this process's CPU.
+    collectives: the library that carries arrays between CPUs: "gloo", or "mpi" if MPITRAMPOLINE_LIB names a wrapped MPI
+        library.
+    initialization_timeout: the seconds to wait for the others.
+    heartbeat_timeout_seconds: the seconds without a sign of life before a process counts as dead. XLA then ends
         the others.
 
-    Raises LoadError ("distributed") for arguments that do not fit, when the others do not come in time, and where this
+    Raises LoadError ("distributed") for arguments that do not fit, when the others do not come in time, and if this
     process has used a device or joined others before; LoadError ("device-count").
 
     >>> stagec.distributed("127.0.0.1:29500", process_id=0, num_processes=1, num_cpu_devices=2)
@@ -101,7 +102,7 @@ def distributed(
 def _checked(
     coordinator: object, process_id: object, num_processes: object, num_cpu_devices: object, collectives: object
 ) -> _Coordinator:
-    """Return where the coordinator is. Raises LoadError."""
+    """Return the coordinator's address. Raises LoadError."""
     host, _, port = coordinator.rpartition(":") if isinstance(coordinator, str) else ("", "", "")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise _refused(f'coordinator is {coordinator!r}; write a host and a port, for example "10.0.0.1:1234"')
@@ -198,7 +199,7 @@ def _listens(where: _Coordinator) -> bool:
 
 
 def _carrier(collectives: str, runtime: _jax.DistributedRuntimeClient, where: _Coordinator) -> _jax.CpuCollectives:
-    """Return what carries arrays between the CPUs of the processes."""
+    """Return the library that carries arrays between the CPUs of the processes."""
     if collectives == "mpi":
         mpi: Any = _jax.make_mpi_collectives()
         mpi.Init()

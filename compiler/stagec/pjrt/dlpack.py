@@ -24,8 +24,8 @@ def from_dlpack(x: Any, /, *, device: _jax.Device | None = None, copy: bool | No
     x: an array of NumPy, JAX, PyTorch, CuPy or any library with `__dlpack__` and `__dlpack_device__`. It lives as long
         as the result does; while it does, do not write to it.
     device: one of `devices(platform)`. None: that of x.
-    copy: None: a copy where one is needed: for another device, for memory of a CPU that does not begin at a multiple of
-        64 bytes, and for elements with gaps between them. True: always a copy. False: ValueError where one is needed.
+    copy: None: a copy if one is needed: for another device, for memory of a CPU that does not begin at a multiple of 64
+        bytes, and for elements with gaps between them. True: always a copy. False: ValueError if one is needed.
 
     A call that donates the result never writes to memory of others: XLA takes a copy of it, and the result stays.
 
@@ -59,7 +59,7 @@ def from_dlpack(x: Any, /, *, device: _jax.Device | None = None, copy: bool | No
 
 
 def _device(kind: int, number: int, asked: _jax.Device | None) -> _jax.Device:
-    """Return the device that DLPack names. asked: the one where the array is to be; of several CPUs it is meant."""
+    """Return the device that DLPack names. asked: the wanted device; it decides between several CPUs."""
     if kind == DLPACK_CPU[0]:
         is_cpu = asked is not None and clients.platform_of(asked) == "cpu"
         return asked if asked is not None and is_cpu else clients.devices()[0]
@@ -69,7 +69,7 @@ def _device(kind: int, number: int, asked: _jax.Device | None) -> _jax.Device:
 
 
 def _shared(x: Any, kind: int, device: _jax.Device) -> DeviceArray | None:
-    """Return an array in the memory of `x`; None where XLA cannot use it there. Raises BufferError."""
+    """Return an array in the memory of `x`; None if XLA cannot use it there. Raises BufferError."""
     if isinstance(x, np.ndarray):  # DLPack below 1.0 has no arrays that are read-only, and no dtypes of ml_dtypes
         if not (x.flags.c_contiguous and x.dtype.isnative):
             return None

@@ -27,7 +27,7 @@ such calls, each waiting until its other parts have a thread, would wait forever
 
 
 def donation_refusal(platform: str, memory_kinds: Mapping[int, str], donated: Sequence[bool]) -> str:
-    """Return why a donated parameter cannot lie in a memory; "" where all can. The fields are those of `Executable`.
+    """Return why a donated parameter cannot lie in a memory; "" if all can. The fields are those of `Executable`.
 
     XLA:CPU gives the result that takes its buffer another memory than that of the buffer, and ends the process.
     """
@@ -42,8 +42,8 @@ class Executable:
     """A loaded executable: device arrays in, device arrays out, flat and in the order of the executable's parameters.
 
     loaded: jaxlib's executable.
-    devices: on which it runs, in the order of its partitions; arrays are split over them as the executable says.
-    parameter_shardings, output_shardings: how each array lies on them.
+    devices: those that it runs on, in the order of its partitions; the executable decides how they split arrays.
+    parameter_shardings, output_shardings: the sharding of each array.
     parameters, results: of each array the shape, dtype, sharding and layout.
     """
 
@@ -56,7 +56,7 @@ class Executable:
         memory_kinds: Mapping[int, str] | None = None,
         donated: Sequence[bool] = (),
     ) -> None:
-        """Raises ValueError where an array lies on devices in a way in which it cannot be passed or returned.
+        """Raises ValueError if an array has a sharding or layout that calls cannot pass or return.
 
         memory_kinds: of the parameters, by number, that lie in another memory than the device's own.
         donated: of each parameter, whether a call consumes its buffer.
@@ -135,7 +135,7 @@ class Executable:
 
         The devices may be others than it was compiled for, of the same kind, in any order.
         memory_kinds, donated: as of the class.
-        Raises LoadError ("custom-call", "executable", "memory"), ("device-count") where all devices are of other
+        Raises LoadError ("custom-call", "executable", "memory"), ("device-count") if all devices belong to other
         processes.
         """
         here = devices[0].client.process_index()
@@ -146,7 +146,7 @@ class Executable:
         if clients.platform_of(devices[0]) == "cpu" and (unknown := register_custom_calls(custom_calls)):
             what = f"the executable calls {', '.join(unknown)}, which jaxlib does not have"
             raise LoadError("custom-call", what)
-        # XLA takes the stored assignment otherwise, that of the first devices.
+        # Otherwise XLA takes the stored assignment, to the first devices.
         options = clients.compile_options([device.id for device in devices])
         try:
             where = _jax.DeviceList(tuple(devices))
@@ -161,7 +161,7 @@ class Executable:
             raise LoadError("executable", f"the executable cannot be called: {error}") from error
 
     def put(self, number: int, values: NDArray[Any] | DeviceArray, donated: bool = False) -> _jax.ArrayImpl:
-        """Return the buffer of parameter `number`: an array that lies as the executable wants it stays where it is.
+        """Return the buffer of parameter `number`, without a copy if the array already has the right place and layout.
 
         values: of the parameter's own shape and dtype. donated: the call will overwrite it.
         """
@@ -175,11 +175,11 @@ class Executable:
         return placing(aval, donated)(aval.sharding.pieces(values))
 
     def run(self, buffers: Sequence[_jax.ArrayImpl]) -> list[DeviceArray]:
-        """Run on `buffers`, which must be of the executable's own shapes and dtypes: XLA does not check."""
+        """Run on `buffers`. They must have the executable's own shapes and dtypes, because XLA does not check."""
         return list(map(DeviceArray, self.execute(buffers), self.results))
 
     def execute(self, buffers: Sequence[_jax.ArrayImpl], handlers: Sequence[Any] | None = None) -> list[_jax.ArrayImpl]:
-        """Run as `run` does; the results are buffers. handlers: what makes arrays of them; None: its own."""
+        """Run as `run` does; the results are buffers. handlers: make arrays from them; None: its own."""
         handlers = handlers or self._handlers
         if self._alone is None:
             return self._execute(buffers).consume_with_handlers(handlers)  # type: ignore[no-any-return]

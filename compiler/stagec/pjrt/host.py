@@ -1,4 +1,4 @@
-"""What the machine and the process in front of us can run."""
+"""Find out what this machine and this process can run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 
 class Platform(NamedTuple):
-    """What is known of one platform.
+    """The facts about one platform.
 
-    refusal: why nothing for it runs here; "" when it does.
+    refusal: the reason that nothing for it runs here; "" if there is none.
     device_kinds: the name of each device's kind; None for CPUs.
-    num_devices: of CPUs, how many there are; None where they are as many as are asked for.
-    processes: over how many processes.
+    num_devices: the number of devices; None for CPUs if there can be any number.
+    processes: the number of their processes.
     versions: of its plugin, by the name of the wheel.
     """
 
@@ -28,7 +28,7 @@ class Platform(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What selection looks at.
+    """The facts that selection uses.
 
     jaxlib: its version. cpu_flags: of /proc/cpuinfo. platforms: by name.
     architecture: of the CPU that this process runs on, as `uname -m` has it.
@@ -41,7 +41,7 @@ class Host(NamedTuple):
 
 
 class _Platforms(dict[str, Platform]):
-    """Platforms by name, looked at when they are asked for: a client takes most of an accelerator's memory."""
+    """Platforms by name, examined at the first request, because a client takes most of an accelerator's memory."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Platforms(dict[str, Platform]):
 
 
 def describe(devices: Sequence[Any] = ()) -> Host:
-    """Return what is known of this process; a client is made for an accelerator that is here and is asked about.
+    """Return the facts about this process; a question about a present accelerator makes a client for it.
 
     devices: those that the caller names; then no others count.
     """
@@ -93,16 +93,16 @@ def architecture() -> str:
 
 
 def architecture_refusal(wanted: str, here: str) -> str:
-    """Return why machine code for CPUs of one architecture does not run on one of another; "" where it does.
+    """Return why machine code for CPUs of one architecture does not run on another; "" if it does.
 
-    wanted: "" of what needs none.
+    wanted: "" for code that needs none.
     """
     return "" if wanted in ("", here) else f"its machine code is for {wanted}, and this machine is {here}"
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Return the flags of /proc/cpuinfo, which ARM's are called features; empty where it is not there or has none."""
+    """Return the flags of /proc/cpuinfo (ARM calls them features); empty if it is not there or has none."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             for line in file:
@@ -115,7 +115,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_refusal(required: Iterable[str], flags: frozenset[str]) -> str:
-    """Return why a CPU with these flags does not run what requires others; "" where it does."""
+    """Return why a CPU with these flags does not run code with these requirements; "" if it does."""
     missing = sorted(set(required) - flags)
     if not missing:
         return ""

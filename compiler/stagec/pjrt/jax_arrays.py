@@ -1,8 +1,8 @@
-"""JAX's arrays, in a process that has imported JAX: how a call takes them, and how it gives them.
+"""JAX's arrays as arguments and results of calls, in a process that has imported JAX.
 
-They are jaxlib's arrays, as the buffers of device arrays are, so both name the same memory and nothing is copied. What
-differs is who says how they lie: here `AbstractArray` and `Sharding`, there `jax.core.ShapedArray` and `jax.sharding`.
-This module imports no JAX: who has an array of JAX's has imported it.
+They are jaxlib's arrays, like the buffers of device arrays, so both name the same memory and nothing is copied. Only
+the classes that describe them differ: here `AbstractArray` and `Sharding`, there `jax.core.ShapedArray` and
+`jax.sharding`. This module imports no JAX: who has an array of JAX's has imported it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"
 def taken(array: Any) -> DeviceArray:
     """Return one of JAX's arrays as a device array: it has the same buffer, and a call that donates deletes both."""
     sharding = _sharding(array.sharding, array.ndim)
-    # XLA does not say how an array lay that is gone.
+    # XLA does not report the layout of a deleted array.
     layout = None if array.is_deleted() else layouts.of_array(array, sharding)
     return DeviceArray(array, abstract_array(array.shape, array.dtype, sharding, layout))
 
@@ -49,8 +49,8 @@ def _sharding(sharding: Any, ndim: int) -> Sharding:
 class Results:
     """How the results of an executable become JAX arrays.
 
-    avals, shardings: JAX's, of each. committed: whether JAX keeps them where they are, as it does what is made of an
-    array that somebody put there.
+    avals, shardings: JAX's, of each. committed: whether JAX keeps them on their device, like results of an array that
+    somebody put there.
     """
 
     def __init__(self, executable: Executable, committed: bool, named: Callable[[AbstractArray], Any] | None) -> None:

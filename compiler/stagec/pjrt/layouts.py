@@ -1,4 +1,4 @@
-"""Layouts: in which order the elements of an array lie in the memory of a device.
+"""Layouts: the order of an array's elements in the memory of a device.
 
 A layout is written as XLA writes it: "{0,1}" has the dimensions from the fastest to the slowest, so it is a matrix by
 columns (https://openxla.org/xla/shapes). None is the usual layout of the platform. Arrays come to a device in that one;
@@ -26,7 +26,7 @@ def of_executable(
 ) -> list[str | None]:
     """Return the layouts of the parameters or results of an executable.
 
-    ask: its method. arrays: shape and dtype of each, whole. shardings: how they lie on devices.
+    ask: its method. arrays: shape and dtype of each, whole. shardings: of each.
     """
     try:
         wanted = ask()
@@ -36,7 +36,7 @@ def of_executable(
 
 
 def of_array(array: _jax.ArrayImpl, sharding: Sharding) -> str | None:
-    """Return the layout of an array of jaxlib's. sharding: how it lies on devices."""
+    """Return the layout of an array of jaxlib's. sharding: its own."""
     try:
         layout = array._pjrt_layout
     except _jax.JaxRuntimeError:  # a plugin that does not say
@@ -52,7 +52,7 @@ def _unusual(layout: _jax.PjRtLayout, shape: tuple[int, ...], dtype: np.dtype[An
         candidate._xla_layout()
         for candidate in (layout, device.client.get_default_layout(dtype, sharding.shard_shape(shape), device))
     )
-    # XLA writes how many bits an element has where that is less than a byte; the usual layout does not say it.
+    # XLA writes the bits of an element if it is smaller than a byte; the usual layout omits them.
     alike = not actual.tiling() and actual.minor_to_major() == usual.minor_to_major()
     return None if alike or str(actual) == str(usual) else str(layout)
 

@@ -14,7 +14,7 @@ def folder(package: str) -> Path | None:
 
 
 def file(package: str, name: str) -> Path | None:
-    """Return a file of a package that several wheels have a part of; None where no part has it."""
+    """Return a file of a package that several wheels have a part of; None if no part has it."""
     return next((place / name for place in _places(package) if (place / name).is_file()), None)
 
 
@@ -27,6 +27,6 @@ def _places(package: str) -> list[Path]:
 
 
 def library(plugin: Plugin) -> Path | None:
-    """Return where the library of a plugin is; None where it is not installed."""
+    """Return the path of a plugin's library; None if it is not installed."""
     where = folder(plugin.package)
     return where / plugin.library if where is not None and (where / plugin.library).is_file() else None

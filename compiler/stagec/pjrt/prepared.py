@@ -1,4 +1,4 @@
-"""Calls that were right once: leaves of the same kinds go to XLA again without being looked at one by one.
+"""Fast paths after a successful call: leaves of the same kinds go to XLA without a check of each.
 
 `jax.jit` does the same in C++, with a signature of its arguments as the key of its executables.
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Kind: TypeAlias = AbstractArray | tuple[tuple[int, ...], np.dtype[Any]] | Weight | None
-"""What XLA must know of a leaf: a device array's shape, dtype, sharding and layout; a numpy array's shape and dtype;
-which weight it is.
+"""The facts about a leaf that XLA needs: a device array's shape, dtype, sharding and layout; a numpy array's shape and
+dtype; a weight itself.
 
-None for any other object, of which the type says neither; its calls are never remembered.
+None for any other object, because its type does not determine them; its calls are never remembered.
 """
 
 Kinds: TypeAlias = tuple[Kind, ...]
@@ -33,13 +33,13 @@ MOST_KINDS = 64
 """Of calls that a function remembers; a caller who varies more of them is served as well, without this."""
 
 _Host: TypeAlias = tuple[int, Sharding, Callable[[Sequence[np.ndarray[Any, Any]]], _jax.ArrayImpl]]
-"""Number of a parameter, and how its array gets to the devices."""
+"""Number of a parameter, and the way to move its array to the devices."""
 
 
 def kinds_of(leaves: Sequence[Any]) -> Kinds:
     """Return the kind of each leaf. Kinds that are equal mean leaves that an executable takes alike."""
     kinds: list[Kind] = []
-    for leaf in leaves:  # Python 3.11 makes a function for a comprehension, which shows in calls with few arrays
+    for leaf in leaves:  # Python 3.11 makes a function for a comprehension, and this slows calls with few arrays
         of = type(leaf)
         if of is DeviceArray:
             kinds.append(leaf.aval)
@@ -55,10 +55,10 @@ def kinds_of(leaves: Sequence[Any]) -> Kinds:
 class Prepared(NamedTuple):
     """Calls of one executable with leaves of the same kinds.
 
-    buffers: runs the executable, and returns the buffers of its results; None where a leaf was donated to an earlier
+    buffers: runs the executable, and returns the buffers of its results; None if a leaf was donated to an earlier
         call: nothing ran.
     results: of the executable, for its device arrays.
-    read: takes the buffers and returns numpy arrays; None where a leaf is a device array, so that results stay there.
+    read: takes the buffers and returns numpy arrays; None if a leaf is a device array, so that results stay there.
     """
 
     buffers: Callable[[Sequence[Any]], Sequence[_jax.ArrayImpl] | None]
@@ -69,9 +69,10 @@ class Prepared(NamedTuple):
     def of(
         executable: Executable, kinds: Kinds, kept: Sequence[int], donated: Sequence[bool], donate: bool
     ) -> Prepared | None:
-        """Return calls of `executable`; None where a leaf must be looked at, copied or moved each time.
+        """Return calls of `executable`; None if a leaf needs a check, a copy or a move each time.
 
-        kept: which of the leaves are its parameters. donated: for each leaf. donate: whether the caller lets them go.
+        kept: the indices of the leaves that are its parameters. donated: for each leaf. donate: whether the caller
+        gives them up.
         """
         if None in kinds or (not donate and True in donated):
             return None
@@ -82,13 +83,13 @@ class Prepared(NamedTuple):
                 case AbstractArray() as kind:
                     fits = kind.lies_as(aval)
                     shape, dtype = kind.shape, kind.dtype
-                case Weight() as weight:  # one that is donated is copied each time
+                case Weight() as weight:  # a donated one is copied each time
                     fits, shape, dtype = not donated[i], weight.shape, weight.dtype
                     weights.append((number, weight.on(aval)._buffer))
                 case (shape, dtype):
                     fits = True
                     host.append((number, aval.sharding, placing(aval, donated[i])))
-            # They were checked against the function's avals; XLA, which checks nothing, gets these buffers unseen.
+            # They were checked against the function's avals; XLA checks nothing, and gets these buffers unseen.
             if not fits or shape != aval.shape or dtype != aval.dtype:
                 return None
         call: dispatch.Call | None = None
@@ -132,8 +133,8 @@ def _of_any(
 ) -> Callable[[Sequence[Any]], Sequence[_jax.ArrayImpl] | None]:
     """Return `Prepared.buffers`.
 
-    kept: None: all. call: what runs them; None: their buffers are all there is. weights: by number. is_hosted: whether
-    all parameters are numpy arrays.
+    kept: None: all. call: runs them; None: only buffers are needed. weights: by number. is_hosted: whether all
+    parameters are numpy arrays.
     """
     execute = executable.execute
 

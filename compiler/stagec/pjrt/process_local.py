@@ -1,4 +1,4 @@
-"""Arrays over several processes, made of what each process has of them."""
+"""Arrays over several processes, made from the part of each process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def make_array_from_process_local_data(
     As JAX's function of the same name
     (https://docs.jax.dev/en/latest/_autosummary/jax.make_array_from_process_local_data.html).
 
-    sharding: one that `Function.input_shardings` returns, or that of another array.
+    sharding: one of `Function.input_shardings`, or that of another array.
     local_data: the parts that the devices of this process hold, put together in the order of the whole array. Along a
         dimension it may also be as long as the whole array; then the process takes its parts out of it.
-    global_shape: of the whole array. None: the data is what this process holds alone, and the other processes have as
-        much.
+    global_shape: of the whole array. None: the data is this process's own part, and the other processes have as much.
 
     Raises CallError ("shape") if the data is neither this process's part nor the whole array. It also does so if the
     parts of the processes overlap: then the shape of the array does not follow from that of the data.
@@ -45,7 +44,7 @@ def make_array_from_process_local_data(
         parts = [part.slices for part in sharding.own_parts(shape)]
     except ValueError as error:
         raise CallError("shape", str(error)) from None
-    # Of each dimension, where the parts of this process begin in the data.
+    # For each dimension, the start of this process's parts in the data.
     begins: list[dict[int, int]] = []
     for i, (has, size) in enumerate(zip(data.shape, shape, strict=True)):
         starts = sorted({part[i].start for part in parts})
@@ -64,9 +63,9 @@ def make_array_from_process_local_data(
 
 
 def global_shape_of(sharding: Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the array of which each process holds as much as `shape`.
+    """Return the shape of the array if each process holds `shape` of it.
 
-    Raises CallError ("shape") where along a dimension the processes hold different or overlapping parts.
+    Raises CallError ("shape") if along a dimension the processes hold different or overlapping parts.
     """
     # Which parts there are does not depend on sizes; these divide into any number of them.
     parts = [part.slices for part in sharding.parts((len(sharding.devices),) * len(shape))]

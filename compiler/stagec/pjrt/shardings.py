@@ -1,4 +1,4 @@
-"""How arrays lie on devices: which part of an array each device holds."""
+"""How arrays lie on devices: the part of an array on each device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = xla_client.OpSharding.Type
 
 
 class Part(NamedTuple):
-    """What a device holds of an array.
+    """A device's part of an array.
 
     slices: the part. addend: of an unreduced array, the number of the addend in the sum that is not made yet; 0 if
     the part is the array's own.
@@ -34,7 +34,7 @@ class Sharding:
     https://docs.jax.dev/en/latest/jax.sharding.html
 
     devices: in the order of the partitions.
-    spec: XLA's form of which part each has; None: the array is whole, on the one device.
+    spec: XLA's form of the parts; None: the array is whole, on the one device.
     memory_kind: the memory of each device that it lies in, such as "pinned_host"; None: the device's own.
     own, own_devices: numbers of the devices of this process, and these devices: all, unless processes run together.
     is_fully_addressable: whether they are all.
@@ -81,7 +81,7 @@ class Sharding:
         return frozenset(self.devices)
 
     def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
-        """Return what each of `devices` holds of an array of `shape`. Raises ValueError as `placement`."""
+        """Return the part of an array of `shape` on each of `devices`. Raises ValueError as `placement`."""
         held = self._parts.get(shape)
         if held is None:
             spec = self.spec or xla_client.HloSharding.replicate()
@@ -94,7 +94,7 @@ class Sharding:
         return parts if self.is_fully_addressable else [parts[number] for number in self.own]
 
     def pieces(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return what each of the own devices is to hold of `values`, which are whole; of addends the first has all.
+        """Return the part of the whole `values` for each own device; for addends, the first device gets everything.
 
         Raises ValueError.
         """
@@ -109,7 +109,7 @@ class Sharding:
     def holders(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return numbers among the own devices that together hold an array of `shape`, each part once.
 
-        Addends come in order. None where only devices of other processes hold a part.
+        Addends come in order. None if only devices of other processes hold a part.
         """
         if shape not in self._holders:
             parts = self.own_parts(shape)
@@ -143,10 +143,11 @@ class Sharding:
 
 
 def placement(sharding: xla_client.HloSharding, shape: Sequence[int], num_devices: int) -> tuple[Part, ...]:
-    """Return what each device holds of an array of `shape`.
+    """Return the part of an array of `shape` on each device.
 
-    Raises ValueError when a dimension is not a multiple of the number of its parts: XLA would pad it. And where devices
-    hold what is not a part of one array: of axes that are manual at the program's border, or on one device alone.
+    Raises ValueError when a dimension is not a multiple of the number of its parts: XLA would pad it. Also if devices
+    hold data that is not a part of one array: over axes that are manual at the program's border, or on one device
+    alone.
     """
     whole = tuple(slice(0, size) for size in shape)
     if sharding.is_replicated():

@@ -1,4 +1,4 @@
-"""Static data of the nodes of a structure, which jaxlib compares with `==`: whether it is the same in type and value.
+"""Compare static data of a structure's nodes in type and value, because jaxlib compares it only with `==`.
 
 Every call asks, so objects are compared before values: a model that is flattened again has the same objects in new
 tuples.
@@ -22,10 +22,10 @@ _CONTAINERS = _jax.pytree.PyTreeRegistry(
 
 
 class StaticData(NamedTuple):
-    """What the nodes of a structure have beside their children: auxiliary data, and keys of dicts.
+    """The data of a structure's nodes beside their children: auxiliary data, and keys of dicts.
 
     nodes: the numbers of those that have some, children first. kinds: the type of what each has. top: what is in their
-    tuples and lists; None where one has something else. parts: the same for what is in these, and so on. nesting:
+    tuples and lists; None if one has something else. parts: the same for what is in these, and so on. nesting:
     jaxlib's PyTreeDef of all these tuples and lists.
     """
 
@@ -38,7 +38,7 @@ class StaticData(NamedTuple):
     @staticmethod
     def of(structure: Any) -> StaticData:
         """Take static data from jaxlib's PyTreeDef."""
-        # All nodes at once: what a PyTreeDef is pickled as. A dict has a list of its keys, a namedtuple its type.
+        # All nodes at once: the pickled form of a PyTreeDef. A dict has a list of its keys, a namedtuple its type.
         known = [
             (number, own)
             for number, (_, _, own, kind, _, _) in enumerate(structure.__getstate__()[1])
@@ -64,5 +64,5 @@ class StaticData(NamedTuple):
         return all(map(operator.is_, self.parts, parts)) or all(map(same, self.parts, parts))
 
     def key(self) -> Hashable:
-        """Return what is equal for two where they are the same."""
+        """Return a key that is equal for two values if they are the same."""
         return tuple(map(key, self.parts)), self.nesting

@@ -1,8 +1,8 @@
 """Who compiles in this process: any number of threads for the machine as it is, or one for another machine.
 
 While a thread compiles for a target, all of XLA in this process is shown the target's CPU (patches/machine_code.py).
-What asks for the machine meanwhile would believe it: making a client, compiling for this machine, loading an
-executable. Each of these waits. Running an executable asks for nothing, and does not wait.
+Other code that asks about the machine meanwhile would believe it: making a client, compiling for this machine, loading
+an executable. Each of these waits. Running an executable asks for nothing, and does not wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 
 class _Turns:
-    """together: how many threads compile for the machine as it is. alone: the one that does for another, or 0."""
+    """together: the number of threads that compile for this machine. alone: the one that does for another, or 0."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -42,7 +42,7 @@ def for_this_machine() -> Iterator[None]:
 def for_another_machine() -> Iterator[None]:
     """Wait until no other thread compiles, and let none begin inside the `with` statement.
 
-    Raises RuntimeError where this thread compiles for another machine already: it would wait for itself.
+    Raises RuntimeError if this thread compiles for another machine already: it would wait for itself.
     """
     me = threading.get_ident()
     if _TURNS.alone == me:

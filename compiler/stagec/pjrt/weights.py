@@ -1,4 +1,4 @@
-"""Weights of a bundle: arrays that it has for arguments which the manifest binds, so that callers leave them out."""
+"""Weights of a bundle: its arrays for bound arguments, so that callers leave these arguments out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Weight:
     def __init__(self, aval: str, read: Callable[[], bytes | memoryview], sha256: str = "") -> None:
         """read: returns the bytes of the array, checked; it is not called after `release`.
 
-        sha256: their digest (hex), where it is known.
+        sha256: their digest (hex), if it is known.
         """
         parsed = parse_aval(aval)
         self.shape = tuple(map(int, parsed.shape))
@@ -91,20 +91,20 @@ class Weight:
 
 
 class Weights:
-    """The weights of a bundle, which may share some with other weights of the same bundle.
+    """The weights of a bundle. Replaced weights of the same bundle may share some of them.
 
     by_name: as functions bind them. mapped: whether they are mapped, and not read into memory.
     """
 
     def __init__(self, by_name: Mapping[str, Weight], mapped: bool) -> None:
-        """Raises CallError ("closed") where one of them was released."""
+        """Raises CallError ("closed") if one of them was released."""
         self.by_name, self.mapped = by_name, mapped
         for weight in by_name.values():
             weight.keep(self)
 
     @staticmethod
     def of(archive: Archive, mapped: bool = True, files: Files | None = None) -> Weights:
-        """Return those that a bundle has. mapped: as of this class.
+        """Return the weights of a bundle. mapped: as for this class.
 
         files: those beside the bundle; None: in its folder, each opened and checked when it is used.
         """
@@ -122,7 +122,7 @@ class Weights:
         return Weights(by_name, mapped)
 
     def replaced(self, by: Replacement) -> Weights:
-        """Return them with the arrays of another file; those that it has with the same bytes stay what they are."""
+        """Return them with the arrays of another file; arrays with the same bytes stay shared."""
         changed = {
             name: _in_file(by.files, entry, self.mapped, by.sha256[name])
             for name, entry in by.weights.items()
@@ -131,7 +131,7 @@ class Weights:
         return Weights({**self.by_name, **changed}, self.mapped)
 
     def release(self) -> None:
-        """Let go of those that nobody shares."""
+        """Release those that nobody shares."""
         for weight in self.by_name.values():
             weight.release(self)
 
@@ -144,7 +144,7 @@ def _in_file(files: Files, entry: Mapping[str, Any], mapped: bool, sha256: str =
 class Bound:
     """The arguments of one function that callers may leave out.
 
-    weights: number of the leaf -> what takes its place.
+    weights: number of the leaf -> its weight.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Bound:
     ):
         """bind: as in the index, which was checked: whole arguments are bound, each of their leaves.
 
-        usage: tells how the function is called, for messages.
+        usage: returns how to call the function, for messages.
         """
         self.weights = {entry["leaf"]: weights[entry["weight"]] for entry in bind}
         self._name = name
@@ -172,11 +172,11 @@ class Bound:
                 leaves = range(first, first + tree.num_leaves)
                 first += tree.num_leaves
                 if leaves and first - 1 in self.weights:
-                    # What stands for a node of the model's own type is taken by every function.
+                    # Every function accepts the replacement for a node of the model's own type.
                     bound[key] = tree.unflatten([self.weights[leaf] for leaf in leaves])
 
     def fill(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return all arguments of a call: bound ones where the caller left them out, the caller's where it did not.
+        """Return all arguments of a call: the caller's, and bound ones for those that the caller left out.
 
         Positional arguments are all given, or all but the bound ones. Raises CallError ("structure").
         """

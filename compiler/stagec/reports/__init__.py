@@ -1,1 +1,1 @@
-"""What people ask of artifacts: what is in them, how two differ, and why."""
+"""Reports on artifacts for people: their content, the differences of two, and the reasons."""

@@ -1,6 +1,6 @@
-"""What `stagec add-jaxlib` does: executables of this process's jaxlib, made of the exported artifacts in a bundle.
+"""`stagec add-jaxlib`: compile executables with this process's jaxlib from the exported artifacts in a bundle.
 
-The bundle has all that a compile action gets: the artifact, and in the description of each executable the target in
+The bundle has all inputs of a compile action: the artifact, and in the description of each executable the target in
 full. So `stagec compile` runs as in a build, and what it makes must differ from the executable that is there in the
 jaxlib alone.
 """
@@ -27,7 +27,7 @@ from stagec.stages.describing import spec_of
 
 
 class _Wanted(NamedTuple):
-    """An executable to make. name: in the plan. artifact: its function in the index. like: the one that is there."""
+    """An executable to make. name: in the plan. artifact: its function in the index. like: the existing one."""
 
     name: str
     artifact: str
@@ -38,8 +38,8 @@ class _Wanted(NamedTuple):
 def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> list[Member]:
     """Return an executable of this process's jaxlib for each function, target and bucket that have none of it.
 
-    targets: names of those to compile for; none: all. Raises StagecError, with all that is wrong before anything is
-    compiled: a target that is not there, nothing to add, an artifact past its promise; and for what cannot be compiled.
+    targets: names of those to compile for; none: all. Raises StagecError, with all faults before it compiles anything:
+    a target that is not there, nothing to add, an artifact past its promise; and for what cannot be compiled.
     """
     jaxlib = compatibility.version()
     problems = [
@@ -78,7 +78,7 @@ _OTHERS = "name the targets that can be compiled: --target NAME"
 
 
 def _missing(function: Mapping[str, Any], jaxlib: str, targets: Collection[str]) -> list[Mapping[str, Any]]:
-    """Return the newest executable of a function for each target and bucket of which this jaxlib has none."""
+    """Return the newest executable of a function for each target and bucket without one of this jaxlib."""
     newest = {index.key_of(entry)[:2]: entry for entry in sorted(function["executables"], key=index.order)}
     here = {index.key_of(entry)[:2] for entry in function["executables"] if entry["versions"]["jaxlib"] == jaxlib}
     return [entry for key, entry in newest.items() if key not in here and (not targets or entry["target"] in targets)]
@@ -124,7 +124,7 @@ def _compile(archive: Archive, wanted: _Wanted, scratch: Path, progress: Progres
 
 
 def _other_components(first: Description, second: Description) -> list[str]:
-    """Return what two executables were made from that is not the same, but for the compiler."""
+    """Return the different inputs of two executables, except the compiler."""
     versions = {*first.versions, *second.versions}
     differing = components.differences(dict(first.components), dict(second.components))  # type: ignore[arg-type]
     return [name for name, *_ in differing if name not in versions and not name.startswith("environment ")]

@@ -1,4 +1,4 @@
-"""What `stagec autotune` does: time kernels on the devices of this machine, for files that a manifest names.
+"""`stagec autotune`: time kernels on the devices of this machine, for files that a manifest names.
 
 jaxlib is imported when the process has been prepared for devices, not with this module.
 """
@@ -24,10 +24,10 @@ _Files = dict[str, list[tuple[str, ExecutableSpec, CudaTarget]]]
 
 
 def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) -> dict[str, str]:
-    """Compile all executables whose targets name a file of results, on devices of this machine.
+    """Compile all executables for targets with a file of results, on devices of this machine.
 
-    path, roots: as for `inputs.read`. Returns the files' content by their paths, which are relative to what the
-    manifest's path is relative to. progress: where each executable is a step.
+    path, roots: as for `inputs.read`. Returns the files' content by their paths; these have the same base folder as the
+    manifest's path. progress: counts each executable as a step.
     Raises StagecError when no target names a file, when this machine does not have the devices, and when XLA refuses.
     """
     current = inputs.read(path, roots)

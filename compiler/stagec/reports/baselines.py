@@ -1,4 +1,4 @@
-"""Baselines: what the executables of a manifest took when somebody accepted it, and what has grown since.
+"""Baselines: the accepted costs of a manifest's executables, and their growth since.
 
 A baseline is a JSON file beside the manifest, one line a metric in a stable order, so that people read and merge it.
 """
@@ -29,18 +29,18 @@ DEFAULTS: Mapping[str, int | str] = {
     "spills": 0,
     "collectives": 0,
 }
-"""By how much a metric may grow where the manifest does not say it; the others may always grow."""
+"""The default allowed growth of metrics; the others may always grow."""
 _ARRAYS = 16
 """How many arrays of an executable a baseline has: the largest."""
 _LISTED = 6
 """How many operations or arrays a message lists."""
 
 Measured = dict[str, Any]
-"""Of one executable: metrics by name; "collectives" and "operations" by kind, "arrays" by what they are."""
+"""Of one executable: metrics by name; "collectives" and "operations" by kind, "arrays" by description."""
 
 
 def measure(executables: Iterable[Executable]) -> dict[str, Measured]:
-    """Return what each executable takes, by its name. Raises StagecError where there is no inventory of one."""
+    """Return the costs of each executable, by its name. Raises StagecError if one has no inventory."""
     measured, problems = {}, []
     for executable in executables:
         if executable.inventory is None:
@@ -78,9 +78,9 @@ def to_json(manifest: str, measured: Mapping[str, Measured]) -> str:
 
 
 def from_json(text: bytes, file: str, manifest: str, accept: str) -> dict[str, Measured]:
-    """Read a baseline. manifest: whose it must be. accept: the command that writes a new one, for messages.
+    """Read a baseline. manifest: the manifest that it must belong to. accept: the command for a new one, for messages.
 
-    Raises StagecError, naming `file`, where it is damaged or another manifest's.
+    Raises StagecError, naming `file`, if it is damaged or another manifest's.
     """
 
     def refused(what: str) -> StagecError:
@@ -102,7 +102,7 @@ def from_json(text: bytes, file: str, manifest: str, accept: str) -> dict[str, M
 
 @dataclass(frozen=True)
 class Row:
-    """A metric of an executable, before and after. allowed: by how much it may grow; None: as it likes."""
+    """A metric of an executable, before and after. allowed: the allowed growth; None: no limit."""
 
     metric: str
     before: Metric
@@ -111,7 +111,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether it is within its tolerance. What was known must not become unknown."""
+        """Whether it is within its tolerance. A known value must not become unknown."""
         if self.allowed is None or self.before == self.after or self.before == UNKNOWN:
             return True
         if self.after == UNKNOWN:
@@ -126,7 +126,7 @@ class Row:
 class Change:
     """How an executable differs from its baseline.
 
-    rows: the metrics that differ. new: what it has more of, in words. missing: it is not in the baseline.
+    rows: the metrics that differ. new: its new parts, as sentences. missing: it is not in the baseline.
     """
 
     name: str
@@ -143,9 +143,9 @@ class Change:
 def compare(
     before: Mapping[str, Measured], after: Mapping[str, Measured], tolerances: Mapping[str, Mapping[str, int | str]]
 ) -> Iterator[Change]:
-    """Yield how executables differ from their baseline; those that do not are left out.
+    """Yield the differences of executables from their baseline; equal ones are left out.
 
-    tolerances: function -> metric -> by how much it may grow, where that is not as in `DEFAULTS`.
+    tolerances: function -> metric -> the allowed growth, if it differs from `DEFAULTS`.
     """
     for name, now in after.items():
         if name not in before:
@@ -171,7 +171,7 @@ def _rows(before: Measured, after: Measured, allowed: Mapping[str, int | str]) -
 
 
 def _news(before: Measured, after: Measured) -> Iterator[str]:
-    """What an executable has that the baseline has not, and whether the program itself is another one."""
+    """The parts of an executable that the baseline lacks, and whether the program itself changed."""
     operations = [
         f"{count:,} {kind}" + (f" (before: {before['operations'][kind]:,})" if kind in before["operations"] else "")
         for kind, count in after["operations"].items()
@@ -192,9 +192,9 @@ def _news(before: Measured, after: Measured) -> Iterator[str]:
 
 
 def as_text(changes: Iterable[Change], gone: Sequence[str], name: str, count: int, accept: str) -> str:
-    """Return a table for a person: what grew, what is new, and the command that accepts it.
+    """Return a table for a person: growth, new parts, and the command that accepts them.
 
-    gone: executables that the baseline has and the manifest has not. name: of the manifest. count: of its executables.
+    gone: executables of the baseline that are not in the manifest. name: of the manifest. count: of its executables.
     """
     changes = list(changes)
     failed = [change for change in changes if not change.ok]

@@ -1,6 +1,7 @@
-"""What `stagec diff A B` reports: how two bundles differ, from signatures down to members.
+"""`stagec diff A B`: report the differences of two bundles, from signatures down to members.
 
-`stagec.reports.explanation` says why: which components of their artifacts differ. Its rows are in the report too.
+`stagec.reports.explanation` finds the reasons: the components of their artifacts that differ. Its rows are in the
+report too.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from stagec.core.trees.tree import Tree, argument_path
 from stagec.reports import explanation, kernels, measurements
 
 SIGNATURE = ("static", "platforms", "in_avals", "out_avals", "in_tree", "out_tree")
-"""What of a function's entry in the index a caller sees."""
+"""The keys of a function's entry in the index that matter to a caller."""
 
 METRICS = ("bytes", "flops", "peak_bytes")
-"""What is compared of executables, besides kernels: size, operations of a call, most bytes in use on one device."""
+"""The figures of executables to compare, besides kernels: size, operations of a call, most bytes on one device."""
 
 _MOST_LEAVES = 20
 """How many leaves of a structure a person gets to read."""
 Row = dict[str, Any]
-"""{"name", "change": "added", "removed" or "changed"}; of what changed also key -> {"first", "second"}."""
+"""{"name", "change": "added", "removed" or "changed"}; if changed, also key -> {"first", "second"}."""
 
 
 def compare(first: str, second: str) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def as_text(report: dict[str, Any]) -> str:
             lines.append(f"  {_SIGNS[row['change']]} {row['name']}")
             values = ((key, value) for key, value in row.items() if key not in ("name", "change"))
             lines += [f"      {line}" for key, value in values for line in _lines(key, value["first"], value["second"])]
-    # What only one of them has is reported above.
+    # Items of only one of them are reported above.
     both = [row for row in report["components"] if "change" not in row]
     if both:
         lines += ["made from", *(f"  {line}" for line in explanation.lines(both))]
@@ -120,7 +121,7 @@ def _rows(first: Mapping[str, Row], second: Mapping[str, Row]) -> list[Row]:
 
 
 def _lines(key: str, first: Any, second: Any) -> list[str]:
-    """Return what became of a value, for a person: of tables, each key that changed; of trees, what leaves changed."""
+    """Describe the change of a value for a person: for tables, each changed key; for trees, the changed leaves."""
     if key in ("in_tree", "out_tree"):
         return [f"{key}: {text}" for text in _trees(key, Tree.from_json(first), Tree.from_json(second))]
     if isinstance(first, dict) and isinstance(second, dict):
@@ -135,7 +136,7 @@ def _lines(key: str, first: Any, second: Any) -> list[str]:
 
 
 def _trees(key: str, first: Tree, second: Tree) -> list[str]:
-    """Return which leaves one of two structures has alone; where none, the first node that is another container."""
+    """Return the leaves of only one of two structures; if there are none, the first node with another container."""
     written = argument_path if key == "in_tree" else "result{}".format
     before, after = ({written(path): None for path in tree.paths()} for tree in (first, second))
     changed = [f"- {path}" for path in before if path not in after] + [
@@ -147,7 +148,7 @@ def _trees(key: str, first: Tree, second: Tree) -> list[str]:
 
 
 def _containers(first: Tree, second: Tree, written: Callable[[str], str], path: str = "") -> str:
-    """Return how the first node differs that is not the same in both. They have the same leaves."""
+    """Describe the first different node of two structures with the same leaves."""
     same = first._replace(children=()) == second._replace(children=())
     for name, child, other in zip(first.child_names(), first.children, second.children, strict=False):
         if same and child != other:

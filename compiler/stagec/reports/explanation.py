@@ -1,4 +1,4 @@
-"""What `stagec explain A B` reports: which components of two artifacts differ, by name (`core.builds.components`).
+"""`stagec explain A B`: report the different components of two artifacts, by name (`core.builds.components`).
 
 Instead of an artifact you may give the current inputs (`stagec.reports.inputs`): all that an artifact is made from is
 known before XLA compiles.
@@ -52,12 +52,12 @@ def explain(
     the current inputs: a manifest (.toml), or what a Bazel explain target writes; one artifact is compared with
     the one of the same function, variant, target and bucket.
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports.
-    plugins: for a platform, the folder with its plugin, which tracing a function that names it imports too.
-    environments: by name, Python and PYTHONPATH of what compiles for other jaxlibs. An executable for one that is not
-    here is not compared, and a row says so.
+    plugins: for a platform, the folder with its plugin; tracing a function that names the plugin imports it too.
+    environments: by name, Python and PYTHONPATH of the compilers for other jaxlibs. An executable for a missing one is
+    not compared, and a row says so.
     with_kernels: whether "kernels" has what became of the kernels for NVIDIA devices, where both files have them: rows
     with "artifact", "kernel", "figure", "first" and "second".
-    Raises StagecError for any other file, and where the current inputs cannot be traced.
+    Raises StagecError for any other file, and if the current inputs cannot be traced.
     """
     given = roots, packages, plugins or {}, environments or {}
     sides: list[_Artifacts | Inputs] = [_read(path, *given) for path in (first, second)]
@@ -109,7 +109,7 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def _kernel_lines(changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What became of kernels, below a title."""
+    """The changes of kernels, below a title."""
     names = [" ".join(filter(None, (row["artifact"], row["kernel"]))) for row in changes]
     what = [
         f"  {name}: {row['figure']} {row['first']} -> {row['second']}" for name, row in zip(names, changes, strict=True)
@@ -139,9 +139,9 @@ class _Artifact:
     """One artifact.
 
     made_from: its components; None of an exported artifact without a description.
-    identity: function, variant, target ("" of an exported artifact) and bucket; None where it is not known.
-    serialized: the exported artifact; empty where it is not at hand. path: of the file, where it is alone in it.
-    kernels: reads those of an executable for NVIDIA devices; None where there is none at hand.
+    identity: function, variant, target ("" of an exported artifact) and bucket; None if it is not known.
+    serialized: the exported artifact; empty if it is not available. path: of the file, if it has only this artifact.
+    kernels: reads those of an executable for NVIDIA devices; None if there is none at hand.
     """
 
     made_from: components.Table | None
@@ -179,7 +179,7 @@ def _read(
 
 
 def _of(side: _Artifacts | Inputs, wanted: _Artifact | None, path: str) -> _Artifacts:
-    """Return the artifacts of one side: the one that is `wanted`, under the name "", or all where that is None."""
+    """Return the artifacts of one side: only `wanted`, under the name "", or all if `wanted` is None."""
     if wanted is None:
         return _current(side) if isinstance(side, Inputs) else side
     if not isinstance(side, Inputs):
@@ -284,7 +284,7 @@ def _comparable(first: _Artifact, second: _Artifact) -> tuple[components.Table, 
     both = first, second
     function = next((artifact.identity[0] for artifact in both if artifact.identity), "")
     described = [artifact.made_from for artifact in both if artifact.made_from is not None]
-    # A description says more than its artifact: both are asked for the same.
+    # A description has more facts than its artifact: compare only the common ones.
     use_held = len(described) < 2 and all(artifact.serialized for artifact in both)
     tables = [
         _held(artifact.serialized, function) if use_held or artifact.made_from is None else artifact.made_from
@@ -314,7 +314,7 @@ def _held(serialized: bytes, name: str) -> components.Table:
 
 
 def held(serialized: bytes, name: str) -> components.Table:
-    """Do that in this process, which jaxlib may end where the artifact is damaged.
+    """Do that in this process; jaxlib may end it if the artifact is damaged.
 
     name: of the function; "": as the artifact says. Raises ValueError for anything else.
     """

@@ -1,4 +1,4 @@
-"""The current inputs: what a manifest and the sources that it names would be built into now, without compiling."""
+"""The current inputs: trace the sources of a manifest as a build would now, without compiling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is built now.
+    """The present inputs of a build.
 
     name, version: the manifest's.
     exports: name of each exported artifact -> the function's spec.
@@ -32,7 +32,7 @@ class Inputs:
     portable: name of an exported artifact -> it, as traced now or by Bazel, its description, and what JAX lowered for
         devices (`stages.by_device`).
     environments: name of each executable that another environment compiles -> its Python, and PYTHONPATH.
-    unknown: name of each executable that an environment compiles which is not here -> why it is not compared.
+    unknown: name of each executable of a missing environment -> the reason that it is not compared.
     """
 
     name: str
@@ -119,7 +119,7 @@ def _planned(path: str, roots: Sequence[str], packages: Sequence[str], plugins: 
 def made_elsewhere(
     environment: tuple[str, str], serialized: bytes, spec: ExecutableSpec, lowered_for: bytes
 ) -> components.Table:
-    """Return what `stages.building.made_from` returns in another environment: its Python, and PYTHONPATH."""
+    """Return the result of `stages.building.made_from` in another environment: its Python, and PYTHONPATH."""
     python, path = environment
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         given = {"--spec": specs.to_json(spec).encode(), "--exported": serialized, "--lowered": lowered_for}
@@ -127,7 +127,7 @@ def made_elsewhere(
         for option, content in given.items():
             Path(scratch, option).write_bytes(content)
             words += [option, Path(scratch, option)]
-        # The ABI is that of this Python.
+        # The ABI belongs to this Python.
         run(words, [path, str(actions.ENTRY.parents[1])], {"STAGEC_PYTHON_ABI": ""}, python)
         table: components.Table = strict_json.parse(Path(scratch, "components").read_bytes(), LARGEST)
         return table
@@ -136,7 +136,7 @@ def made_elsewhere(
 def run(
     words: Sequence[str | Path], packages: Iterable[str], variables: Mapping[str, str] | None = None, python: str = ""
 ) -> None:
-    """Run a command of stagec in a process of its own, as an action does. Raises StagecError where it fails.
+    """Run a command of stagec in a process of its own, as an action does. Raises StagecError if it fails.
 
     packages: where it finds them. variables: of its environment, besides those that it has anyway. python: the
     interpreter; "": this one.
@@ -150,7 +150,7 @@ def run(
 
 
 def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:
-    """Export in a separate process, as the build does: what one function imports must not be reported of another."""
+    """Export in a separate process, as the build does, so that imports of one function do not count for another."""
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         written, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
         written.write_text(specs.to_json(spec))

@@ -1,4 +1,4 @@
-"""What `stagec inspect` says about a file: a bundle, an exported artifact or a description of an executable."""
+"""`stagec inspect`: report on a file: a bundle, an exported artifact or a description of an executable."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stagec.core.telling.errors import blaming
 from stagec.reports import kernels, measurements, processes
 
 _START = 1000
-"""Bytes of a file that tell its kind."""
+"""The bytes at the start of a file that identify its kind."""
 _IDS = 16
 """How many devices' ids a line shows."""
 
 
 def inspect(path: str, ptx: str = "", sass: str = "") -> dict[str, Any]:
-    """Return a report on the file at `path`; "kind" says what it is. Native code reads it in a child process alone.
+    """Return a report on the file at `path`; "kind" is its kind. Native code reads it only in a child process.
 
     ptx, sass: a kernel of an executable or of PTX, of which the report has "code" then, as PTX or SASS.
-    Raises StagecError when the file is of another kind, or is damaged, or has no such kernel.
+    Raises StagecError when the file has another kind, or is damaged, or has no such kernel.
     """
     write = (
         "give a bundle (.aot), an executable (.xla) with its description beside it, an exported artifact (.exported), "
@@ -67,7 +67,7 @@ def as_text(report: dict[str, Any], flat: bool = False) -> str:
 
 
 def _bundle(archive: Archive) -> dict[str, Any]:
-    """The index, of each function how it is called, and of each executable how many operations and bytes it takes."""
+    """The index, the call of each function, and the operations and bytes of each executable."""
     archive.check_all()
     report = copy.deepcopy(archive.index)
     for name, function in report["functions"].items():
@@ -95,7 +95,7 @@ def _compiled(path: str) -> dict[str, Any]:
 
 
 def _ptx(data: bytes) -> dict[str, Any]:
-    """Return what ptxas makes of each kernel of PTX. Raises ValueError."""
+    """Return the result of ptxas for each kernel of PTX. Raises ValueError."""
     code = map(kernels.assemble, kernels.modules(data.decode("utf-8")).values())
     return {"kind": "ptx", "kernels": [row for cubin in code for row in kernels.of_code(cubin)]}
 
@@ -123,7 +123,7 @@ def _no_kernel(name: str, names: Iterable[str]) -> str:
 
 
 def _executable(text: bytes) -> dict[str, Any]:
-    """Return a description, with what each process has where there are several. Raises ValueError."""
+    """Return a description, with the parts of each process if there are several. Raises ValueError."""
     report = dict(json.loads(Description.from_json(text).to_json()))
     several = processes.processes(report)
     return report if several is None else {**report, "processes": several}
@@ -234,7 +234,7 @@ def _exported_text(report: dict[str, Any], flat: bool) -> str:
 
 
 def _class_name(text: str) -> str:
-    """Return the class's name in what JAX stores of an effect: `<class 'module.name'>`."""
+    """Return the class's name from JAX's stored form of an effect: `<class 'module.name'>`."""
     return text.removeprefix("<class '").removesuffix("'>")
 
 
@@ -270,7 +270,7 @@ def _process_lines(report: dict[str, Any], indent: str) -> list[str]:
 
 
 def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
-    """The mesh, and which devices lie along it."""
+    """The mesh, and the devices along it."""
     if assignment is None:
         return []
     axes = dict(zip(assignment["axis_names"], assignment["axis_sizes"], strict=True))
@@ -281,7 +281,7 @@ def _assignment_lines(assignment: dict[str, Any] | None) -> list[str]:
 
 
 def _analysis_lines(analysis: dict[str, Any], cost_analysis: dict[str, float]) -> list[str]:
-    """What it takes, on one device, and what XLA counts."""
+    """Its costs on one device, and XLA's counts."""
     sizes = ", ".join(
         f"{name} {_figure(analysis[key])}"
         for name, key in (

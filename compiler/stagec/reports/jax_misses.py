@@ -1,4 +1,4 @@
-"""What a program missed in JAX's compilation cache, from its own log and the index of a folder that stagec built."""
+"""Explain a program's misses in JAX's compilation cache, from its log and the index of a folder that stagec built."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _DONE = re.compile(r"(PERSISTENT COMPILATION CACHE MISS|Persistent compilation c
 
 @dataclass
 class Lookup:
-    """One time that a program asked for an entry.
+    """One look-up of an entry by a program.
 
     module: the module's name. key: the entry's name. parts: digests of the key's parts. flags: XLA's that are in it.
-    shapes: those of the arguments, as JAX writes them; "" where the log has none.
-    folders: those of XLA's own caches, whose paths are in the key.
+    shapes: those of the arguments, in JAX's form; "" if the log has none.
+    folders: those of XLA's own caches; the key contains their paths.
     looked: whether `stagec.jax_cache` found nothing for a CPU such as this one.
     """
 
@@ -42,7 +42,7 @@ class Lookup:
 class Miss:
     """Why an entry was not found.
 
-    nearest: what the nearest entry is for; "" where none has the module's name.
+    nearest: the purpose of the nearest entry; "" if none has the module's name.
     reasons: one for each part that differs: its name by JAX, and a sentence.
     """
 
@@ -65,7 +65,7 @@ class Miss:
 
 
 def read(log: str) -> Iterator[Lookup]:
-    """Yield what a program asked for, in the order of its log; lines about anything else are passed over."""
+    """Yield the look-ups of a program, in the order of its log; skip lines about anything else."""
     lookup = Lookup()
     for line in log.splitlines():
         if match := _COMPILING.search(line):
@@ -101,7 +101,7 @@ def explain(lookup: Lookup, entries: Sequence[Entry]) -> Miss:
 
 
 def _different(lookup: Lookup, entry: Entry) -> list[str]:
-    """Return the parts in which a key is another than that of an entry, whatever the devices are."""
+    """Return the parts of a key that differ from an entry's, ignoring devices."""
     apart = {jax_entries.TOPOLOGY, jax_entries.COMPRESSION}
     names = [name for name in {**lookup.parts, **entry.parts} if name not in apart]
     return [name for name in names if lookup.parts.get(name) != entry.parts.get(name)]

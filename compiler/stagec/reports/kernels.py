@@ -1,7 +1,7 @@
-"""The kernels of an executable for NVIDIA devices, for people: what each takes, and its PTX and SASS.
+"""The kernels of an executable for NVIDIA devices, for people: the resources of each, and its PTX and SASS.
 
-What a kernel takes is read from its machine code, without NVIDIA's tools. Its SASS is what nvdisasm prints, and the
-machine code of PTX is what ptxas makes of it.
+The resources come from the machine code, without NVIDIA's tools. nvdisasm prints the SASS, and ptxas makes machine code
+from PTX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stagec.pjrt import compatibility, packages
 from stagec.stages.limits import in_bytes
 
 FIGURES = ("registers", "shared_memory", "spills", "occupancy", "blocks", "threads")
-"""What of a kernel is compared."""
+"""The figures of a kernel to compare."""
 _PROGRAMS = "nvidia.cu13.bin"
 _TOOLS = {"ptxas": "compiler/cuda.lock", "nvdisasm": "compiler/cuda_tools.lock"}
 """NVIDIA's programs, and the lock that has each."""
@@ -34,14 +34,15 @@ _VERSION = re.compile(r"^\s*\.version\b", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$.]+)")
 _FUNCTION = re.compile(r"^//-+ \.text\.(\S+) +-+$", re.MULTILINE)
-"""The line of nvdisasm's with which a function begins."""
+"""The first line of a function in nvdisasm's output."""
 
 
 def of_executable(data: bytes, description: Description, timed: bool = False) -> list[Kernel]:
     """Return the kernels of an executable (`backends.cuda.kernels.of`); none for another platform.
 
-    timed: with what bounds each. Native code reads the program for that, in a child process.
-    Raises ValueError when the bytes are not such an executable, or its description does not say which device it is for.
+    timed: add the bound of each. Native code reads the program for that, in a child process.
+    Raises ValueError when the bytes are not an executable for NVIDIA devices, or its description does not name the
+    device.
     """
     if description.target.platform != "cuda":
         return []
@@ -54,13 +55,13 @@ def of_executable(data: bytes, description: Description, timed: bool = False) ->
 
 
 def optimized(data: bytes) -> str:
-    """Return the optimized HLO of an executable as text. Raises ValueError; jaxlib may end the process."""
+    """Return the optimized HLO of an executable as a string. Raises ValueError; jaxlib may end the process."""
     module = next(part for name, part, _ in container.layers(data) if name == "optimized HLO")
     return str(compatibility.hlo().HloModule.from_serialized_hlo_module_proto(module).to_string()) if module else ""
 
 
 def of_code(code: bytes) -> list[Kernel]:
-    """Return the functions of machine code in the same form; what a launch decides is not known."""
+    """Return the functions of machine code in the same form; the figures of launches are unknown."""
     return [
         {
             **dict.fromkeys(("blocks", "runs", "seconds", "bound", "occupancy", "limited_by"), UNKNOWN),
@@ -77,7 +78,7 @@ def of_code(code: bytes) -> list[Kernel]:
 
 
 def figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what is compared, by the name of the kernel."""
+    """Return the figures to compare, by the name of the kernel."""
     return {row["name"]: {name: row[name] for name in FIGURES} for row in rows}
 
 
@@ -96,7 +97,7 @@ def in_file(path: str, description: Description) -> list[Kernel]:
 
 
 def changes(first: Iterable[Mapping[str, Any]], second: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield what differs: "kernel", "figure" of `FIGURES`, and what it is in the "first" and "second"; None: none."""
+    """Yield the differences: "kernel", "figure" of `FIGURES`, and its value in the "first" and "second"; None: none."""
     before, after = figures(first), figures(second)
     for name in {**before, **after}:
         for figure in FIGURES:
@@ -114,7 +115,7 @@ def summary(rows: Sequence[Kernel]) -> str:
 
 
 def in_all(rows: Sequence[Kernel]) -> float | None:
-    """Return how many seconds a call takes at least where its kernels run one after the other; None: not known."""
+    """Return the least seconds of a call if its kernels run one after the other; None: not known."""
     pairs = [(row["runs"], row["seconds"]) for row in rows]
     return None if any(UNKNOWN in pair for pair in pairs) else sum(runs * seconds for runs, seconds in pairs)
 
@@ -147,7 +148,7 @@ def code_of(data: bytes) -> dict[str, bytes]:
 
 
 def modules(ptx: str) -> dict[str, str]:
-    """Return the modules of PTX, by the name of the first kernel in each. Raises ValueError where there is none."""
+    """Return the modules of PTX, by the name of the first kernel in each. Raises ValueError if there is none."""
     starts = [match.start() for match in _VERSION.finditer(ptx)]
     parts = [ptx[start:end].strip() + "\n" for start, end in zip(starts, [*starts, None][1:], strict=False)]
     named = {match[1]: part for part in parts if (match := _ENTRY.search(part))}
@@ -168,7 +169,7 @@ def assemble(module: str) -> bytes:
 
 
 def sass(code: bytes, name: str) -> str:
-    """Return the instructions of a kernel as nvdisasm prints them. Raises ValueError where it cannot."""
+    """Return the instructions of a kernel as nvdisasm prints them. Raises ValueError if it cannot."""
     with tempfile.TemporaryDirectory(prefix="stagec-") as scratch:
         Path(scratch, "kernel.cubin").write_bytes(code)
         text = _run(scratch, "nvdisasm", "-c", "kernel.cubin")
@@ -180,7 +181,7 @@ def sass(code: bytes, name: str) -> str:
 
 
 def _run(where: str, tool: str, *arguments: str) -> str:
-    """Run a program of NVIDIA's in a folder. Raises ValueError where there is none, or it fails."""
+    """Run a program of NVIDIA's in a folder. Raises ValueError if there is none, or it fails."""
     program = packages.file(_PROGRAMS, tool)
     if program is None:
         raise ValueError(f"{tool} is not installed: pip install --no-deps -r {_TOOLS[tool]}, of a clone of stagec")

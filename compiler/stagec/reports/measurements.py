@@ -1,4 +1,4 @@
-"""What the executables of a bundle take: their descriptions, and the inventories that a build leaves beside them."""
+"""Read the costs of a bundle's executables: their descriptions, and the inventories that a build leaves beside them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Executable(NamedTuple):
     """An executable of a bundle.
 
     name: `FUNCTION.TARGET`, or `FUNCTION.TARGET.BUCKET`, as its artifacts are called after the manifest's name; with
-        `.jaxlib-RELEASE` where it is of another jaxlib than the build's own.
+        `.jaxlib-RELEASE` if it is for another jaxlib than the build's own.
     signature: the name in the bundle's index: that of the function, or FUNCTION-VARIANT.
-    inventory: None where none is known.
+    inventory: None if none is known.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Executable(NamedTuple):
 
 
 def open_bundle(path: str) -> Archive:
-    """Open a bundle, with all digests checked. Raises StagecError, naming it, where it is damaged or not a bundle."""
+    """Open a bundle, with all digests checked. Raises StagecError, naming it, if it is damaged or not a bundle."""
     with blaming(path, "give a bundle (.aot)"):
         archive = Archive(path)
         archive.check_all()
@@ -46,7 +46,7 @@ def description_of(archive: Archive, executable: Mapping[str, Any]) -> Descripti
 
 
 def hardware(target: Mapping[str, Any]) -> str:
-    """Return what a person wants to read of a target, as an index or a description has it."""
+    """Return a short form of a target from an index or a description, for a person."""
     shown = (target.get(key) for key in ("architecture", "isa", "core", "device", "topology"))
     return " ".join(map(str, filter(None, [target["platform"], *shown])))
 
@@ -54,8 +54,7 @@ def hardware(target: Mapping[str, Any]) -> str:
 def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) -> Iterator[Executable]:
     """Yield the executables of a bundle, in the order of its index.
 
-    inventories: files; where none are given, those that lie beside the bundle at `path`. One of another executable is
-    passed over. Raises StagecError.
+    inventories: files; none: those beside the bundle at `path`. It skips one of another executable. Raises StagecError.
     """
     beside = sorted(str(file) for file in Path(path).parent.glob(f"*{ENDING}"))
     inventory_of = {}

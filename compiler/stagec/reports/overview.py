@@ -1,6 +1,7 @@
-"""What `stagec report` shows: all that is known of a bundle's executables, as plain values for a page.
+"""`stagec report`: collect all facts about a bundle's executables, as plain values for a page.
 
-Descriptions are in the bundle; inventories, profiles and the provenance lie beside it, and what is missing is left out.
+Descriptions are in the bundle; inventories, profiles and the provenance lie beside it, and a report leaves out missing
+ones.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _KINDS = {**dict.fromkeys(limits.IN_BYTES, "bytes"), "compile_time": "seconds"}
 
 @dataclass(frozen=True)
 class Sources:
-    """What a report is made of, besides the bundle: paths, where there is such a file.
+    """The inputs of a report besides the bundle: paths of existing files.
 
     inventories: of the executables; none: those beside the bundle. profiles: files, folders or build events, as
     `stagec profile` takes them. statement: the in-toto statement. signature: the envelope; None: `<bundle>.dsse.json`.
@@ -59,7 +60,7 @@ class Sources:
 
 
 def collect(path: str, sources: Sources) -> dict[str, Any]:
-    """Return what is known of the bundle at `path`.
+    """Return the facts about the bundle at `path`.
 
     "bundle": its name, version, size, targets, the sizes of what is in it, seconds of the build, provenance and
     signatures; "functions": signature -> "call" and "executables", by name. Raises StagecError, naming the file, where
@@ -135,7 +136,7 @@ def _executable(executable: Executable, seconds: float | None) -> dict[str, Any]
 
 
 def _arrays(description: Description) -> Iterator[list[Any]]:
-    """The arguments and results on one device, and the temporaries as one: what is known without an inventory."""
+    """The arguments and results on one device, and the temporaries as one: the arrays known without an inventory."""
     paths = [argument_path(path) for path in description.in_tree.paths()]
     kept = [paths[i] for i in description.kept_var_idx]
     results = [f"result{path}" for path in description.out_tree.paths()]
@@ -151,7 +152,7 @@ def _arrays(description: Description) -> Iterator[list[Any]]:
 
 
 def _limits(executable: Executable, seconds: float | None) -> Iterator[list[Any]]:
-    """Rows of a limit's name, what there is, what there may be, and in which unit."""
+    """Rows of a limit's name, the present value, the limit, and the unit."""
     if executable.inventory is None:
         return
     memory = executable.inventory["hardware"]["memory"]
@@ -165,9 +166,9 @@ def _limits(executable: Executable, seconds: float | None) -> Iterator[list[Any]
 
 
 def sizes(archive: Archive, size: int, most: int | None = _SIZES) -> Iterator[list[Any]]:
-    """Yield rows of a kind, whose it is, and bytes: what the file consists of, the largest first, the rest last.
+    """Yield rows of a kind, its owner, and bytes: the parts of the file, the largest first, the rest last.
 
-    size: of the file. A member that several share counts once. most: how many rows do not count as the rest; None: all.
+    size: of the file. A member that several share counts once. most: the number of rows before the rest; None: all.
     """
     members = {name: entry["bytes"] for name, entry in archive.index["members"].items()}
     aligned = size - sum(members.values())
@@ -209,7 +210,7 @@ def _times(given: Sequence[str]) -> list[list[Any]]:
 
 
 def _provenance(archive: Archive, statement: str | None) -> Iterator[list[str]]:
-    """Rows of what was built from what, of the statement; where none is given, the digests alone."""
+    """Rows of inputs and outputs of the build, from the statement; without one, only the digests."""
     versions = {
         f"{name} {version}"
         for function in archive.index["functions"].values()
@@ -238,7 +239,7 @@ def _provenance(archive: Archive, statement: str | None) -> Iterator[list[str]]:
 
 
 def _signatures(path: str, sources: Sources) -> Iterator[list[str]]:
-    """Rows of what is known of who signed; nobody is believed without a key."""
+    """Rows about signers; without a key, no signature counts."""
     given = [sources.signature] if sources.signature else []
     envelopes = attestation.envelopes_of(path, given)
     if sources.keys:

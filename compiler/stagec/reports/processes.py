@@ -1,4 +1,4 @@
-"""Which process has which part of the arrays, where a program is for chips of several hosts: a process on each."""
+"""Find each process's part of the arrays, if a program is for chips of several hosts with a process on each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stagec.hardware import tpu
 from stagec.hardware.tpu_topologies import parse_topology
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""A part of an array: of each dimension where it begins, and where it ends."""
+"""A part of an array: its start and end in each dimension."""
 
 _SHOWN, _ARRAYS = 16, 4
-"""How many processes a person sees, and how many arguments and results of each; --json shows all."""
+"""The most processes to show to a person, and the most arguments and results of each; --json shows all."""
 
 
 def processes(description: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -24,8 +24,8 @@ def processes(description: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Fields of the result: chips_per_host, along x, y and z; device_ids: of each process, in the order of the mesh;
     parameters and results: of each array its path, its shape and its parts. Of each part: ranges, a beginning and an
-    end for each dimension, and the processes that have it. Parts are None where the sharding has no names of axes.
-    Raises ValueError where the description contradicts itself, StagecError for a topology that is not known.
+    end for each dimension, and the processes that have it. Parts are None if the sharding has no names of axes.
+    Raises ValueError if the description contradicts itself, StagecError for a topology that is not known.
     """
     target, assignment = description["target"], description["device_assignment"]
     if target["platform"] != "tpu" or assignment is None:
@@ -83,7 +83,7 @@ def _parts(array: Mapping[str, Any], mesh: Mapping[str, int], hosts: Sequence[in
 
 
 def as_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return what `processes` says, for a person: a line for all of them, and one for each; the first few of all."""
+    """Return the result of `processes` for a person: a line for all of them, and one for each of the first few."""
     ids = report["device_ids"]
     chips = "x".join(map(str, report["chips_per_host"]))
     lines = [f"processes  {len(ids)}, one on each host of {chips} chips"]

@@ -1,4 +1,4 @@
-"""What `stagec profile` reports: where the time of a build went, from the profiles of its actions (`phases`)."""
+"""`stagec profile`: report where the time of a build went, from the profiles of its actions (`phases`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
     """Return the profiles that files stand for, in the order of their starts.
 
     A path is a profile, a folder with profiles at any depth, or a file that names them: Bazel's
-    `--build_event_json_file` writes it. Raises StagecError for any other file, and where there is no profile at all.
+    `--build_event_json_file` writes it. Raises StagecError for any other file, and if there is no profile at all.
     """
     files: dict[Path, None] = {}
     problems = []
@@ -132,7 +132,7 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def as_trace(profiles: Sequence[dict[str, Any]]) -> str:
-    """Return the build as Chrome trace events, which Perfetto and chrome://tracing show: JSON, one event a line.
+    """Return the build as Chrome trace events for Perfetto and chrome://tracing: JSON, one event a line.
 
     Each action is a slice with its phases below it; actions that overlap are on separate tracks.
     """

@@ -1,8 +1,8 @@
-"""What `stagec rebuild` does: build the bundle of a statement again, from a checkout of its sources, and compare.
+"""`stagec rebuild`: build the bundle of a statement again, from a checkout of its sources, and compare.
 
-Bazel builds it, with an output base of its own and without a cache: whatever somebody else built has no part in it.
-When the bundle is the same, byte for byte, the new build's statement says so: it has the same subjects, and this
-machine's environment.
+Bazel builds it, with its own output base and without a cache, so that nothing from other builds enters it. When the
+bundle is the same, byte for byte, the new build's statement says so: it has the same subjects, and this machine's
+environment.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _BUILD = json_shapes.shape(
         ...: object,
     }
 )
-"""What is read of a statement's build definition."""
+"""The parts of a statement's build definition to read."""
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What came of it.
+    """The result of a rebuild.
 
-    same: whether the bundle is, byte for byte. members: how many it has. comparison: that of the two bundles, as text,
-    where they differ. made_from: what differs in what they were made from, by the two statements: a line each.
-    statement: the new one, where the bundle is the same.
+    same: whether the bundles are equal, byte for byte. members: the number of members. comparison: of the two bundles,
+    as a string, if they differ. made_from: the differences of their inputs, by the two statements: a line each.
+    statement: the new one, if the bundle is the same.
     """
 
     same: bool
@@ -67,7 +67,7 @@ def rebuild(bundle: str, statement: str, root: Path, bazel: Sequence[str], targe
 
     statement: path of its in-toto statement. root: the checkout. bazel: the words that start Bazel.
     target: the bundle's label; None: the manifest's package says it.
-    Raises StagecError where the statement is about another bundle, the checkout is another, or the build fails.
+    Raises StagecError if the statement is about another bundle, the checkout is another, or the build fails.
     """
     archive, given = _read(bundle, statement)
     build = given["predicate"]["buildDefinition"]
@@ -95,7 +95,7 @@ def rebuild(bundle: str, statement: str, root: Path, bazel: Sequence[str], targe
 
 
 def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
-    """Return a bundle and its statement, which are of each other. Raises StagecError."""
+    """Return a bundle and its matching statement. Raises StagecError."""
     with blaming(statement, of=()):
         archive = Archive(bundle)
         archive.check_all()
@@ -118,8 +118,8 @@ def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
 def _others(root: Path, dependencies: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
     """Yield each source of a statement that the checkout has, and whether it is another there.
 
-    Wheels have a URI. Of other repositories, and of what the build writes, the checkout has nothing: the digest of the
-    bundle says whether they were the same.
+    Wheels have a URI. The checkout does not contain other repositories, or outputs of the build: the digest of the
+    bundle shows whether they were the same.
     """
     for dependency in dependencies:
         path = root / dependency["name"]
@@ -142,7 +142,7 @@ def _package(root: Path, manifest: str) -> str:
 
 @contextmanager
 def _output_base() -> Iterator[Path]:
-    """A folder for Bazel, which makes what it writes read-only."""
+    """A folder for Bazel, which makes its outputs read-only."""
     folder = Path(tempfile.mkdtemp(prefix="stagec-rebuild-"))
     try:
         yield folder
@@ -162,7 +162,7 @@ def _run(command: Sequence[str], root: Path, label: str) -> str:
 
 
 def _made_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two builds in what they were made from; `-` is in the first alone."""
+    """Return the differences of two builds' inputs; `-` marks lines of only the first."""
     before, after = (_parts(build) for build in (first, second))
     lines = []
     for name in sorted({*before, *after}):

@@ -1,4 +1,4 @@
-"""What `stagec reproduce` does: build artifacts again, twice, in fresh processes with everything varied that can be.
+"""`stagec reproduce`: build artifacts again, twice, in fresh processes with everything varied that can be.
 
 Each build has its own folder, HOME, time zone, locale, hash seed, set of cores, umask, user name and, where libfaketime
 is installed, its own clock. Export and compile run as Bazel's actions run them. Artifacts are compared with what was
@@ -32,7 +32,7 @@ _SHOWN = 40
 class Export:
     """An exported artifact that was built: its name, its spec, and its files.
 
-    lowered: what JAX lowered for devices; None where no target has one.
+    lowered: JAX's modules for devices; None if no target has one.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Executable:
 
 @dataclass(frozen=True)
 class Variation:
-    """How a build differs from others in what must not matter.
+    """The variations of a build that must not matter.
 
     folder: name of the folder that it runs in. env: variables. umask: of its files.
-    cores: how many of the process's cores it may use. clock: for libfaketime, "" for the real one.
+    cores: the number of the process's cores that it may use. clock: for libfaketime, "" for the real one.
     """
 
     folder: str
@@ -68,7 +68,7 @@ class Variation:
     clock: str
 
 
-# MALLOC_ARENA_MAX (glibc) moves the memory of threads, and with it what XLA derives from addresses.
+# MALLOC_ARENA_MAX (glibc) moves the memory of threads, and so changes values that XLA derives from addresses.
 VARIATIONS = (
     Variation("a", {"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C", "USER": "nobody"}, 0o022, 1, ""),
     Variation(
@@ -106,12 +106,12 @@ def reproduce(
     progress: Progress | None = None,
     retrace: bool = True,
 ) -> tuple[list[str], int]:
-    """Build every artifact twice; return (what differs, by artifact; how many artifacts were compared).
+    """Build every artifact twice; return (the differences by artifact; the number of compared artifacts).
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
     plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
     spec names it. Tracing another one with them would be something else: JAX imports what it finds.
-    progress: where each build is a step. retrace: whether to build `exports` again, and not only what is made of them.
+    progress: counts each build as a step. retrace: whether to build `exports` again, and not only their executables.
     Raises StagecError when a build fails.
     """
     progress = progress or Progress("reproduce")
@@ -159,7 +159,7 @@ def reproduce(
 
 
 def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:
-    """Return the first layer in which two artifacts of one kind differ, and a diff of it.
+    """Return the first different layer of two artifacts of one kind, and a diff of it.
 
     platform: of the executables, if they are such.
     Layers: of an exported artifact "StableHLO" and "container"; of an executable those of its backend, for a CPU
@@ -245,9 +245,9 @@ def _not_copied(folder: str, names: list[str]) -> set[str]:
 def run_varied(
     command: Sequence[str | Path], how: Variation, folder: Path, packages: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of stagec as `how` says, in `folder`, in a separate process; return what it said.
+    """Run a command of stagec in `folder`, in a separate process with the variations `how`; return its output.
 
-    packages: a folder of packages that it finds besides those that this process finds.
+    packages: a folder with more packages than this process has.
     """
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The typed stub of a bundle: what its functions take and give, for editors and type checkers.
+"""The typed stub of a bundle: the parameters and results of its functions, for editors and type checkers.
 
 Everything is written for numpy's types: arrays by dtype, trees as TypedDict, list and tuple. Shapes are in comments and
 docstrings: numpy's types do not have them. A node of the model's own type is a dict of its fields, or any object that
@@ -45,15 +45,15 @@ from stagec import Bundle, Function
 _RESERVED = ("Any", "Literal", "NotRequired", "Protocol", "TypedDict", "NDArray", "Bundle", "Function")
 _WIDEST = 120
 _LEFT_OUT = ("NotRequired[Any]", "")
-"""Type and comment of what a caller may leave out: it has no array."""
+"""Type and comment of an optional value: it has no array."""
 _NUMBERS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}
-"""What Python number stands for a scalar, by the first letter of the dtype."""
+"""The type of a Python number for a scalar, by the first letter of the dtype."""
 
 
 def stub(archive: Archive, module: str) -> str:
-    """Return the stub of a bundle, the text of a .pyi file. module: the name that it is imported by.
+    """Return the stub of a bundle, the content of a .pyi file. module: its name for imports.
 
-    Raises LoadError or ValueError where the bundle is damaged.
+    Raises LoadError or ValueError if the bundle is damaged.
     """
     functions: dict[str, list[Call]] = {}
     for artifact, entry in archive.index["functions"].items():
@@ -61,7 +61,7 @@ def stub(archive: Archive, module: str) -> str:
     types = _Types()
     bundle = types.name(f"{archive.index['name']}_bundle")
     names = {function: types.name(function) for function in functions}
-    # Arguments first: what one function gives is often what another takes, and has its name.
+    # Arguments first: the result of one function is often the argument of another, and gets its name.
     taken = {
         function: [types.arguments(names[function], call) for call in calls] for function, calls in functions.items()
     }
@@ -78,7 +78,7 @@ def stub(archive: Archive, module: str) -> str:
 
 
 class _Method(NamedTuple):
-    """One way of calling a function: its parameters and result, as Python writes them, and what to say of it."""
+    """One way to call a function: its parameters and result in Python's syntax, and a comment."""
 
     parameters: list[str]
     result: str
@@ -88,7 +88,7 @@ class _Method(NamedTuple):
 def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int) -> Iterator[_Method]:
     """Yield the ways of calling one signature: without the bound arguments, and with them.
 
-    types: of each argument, by its place. signatures: how many there are of the function.
+    types: of each argument, by its place. signatures: the number of the function's.
     """
     by_position = [argument for argument in call.arguments if not argument.by_keyword]
     fewer = [argument for argument in by_position if not call.may_be_left_out(argument)]
@@ -171,7 +171,7 @@ class _Types:
         self._known: dict[object, str] = {}
 
     def name(self, text: str) -> str:
-        """Return a class name made of a string, which nothing else has."""
+        """Return a unique class name made from a string."""
         name = stem = f"_{_camel(text)}" if _camel(text)[0].isdigit() else _camel(text)
         number = 1
         while name in self._names or keyword.iskeyword(name):
@@ -192,7 +192,7 @@ class _Types:
         return types_of
 
     def of(self, name: str, tree: Tree, avals: list[Aval], argument: bool = False) -> str:
-        """Return the type of a tree with these leaves, which is declared where it has no name yet.
+        """Return the type of a tree with these leaves, and declare it if it has no name yet.
 
         argument: whether it is passed: objects of the model's own types are taken, by their fields.
         """
@@ -200,7 +200,7 @@ class _Types:
         return self._of(name, tree, leaves, argument)[0]
 
     def _of(self, name: str, tree: Tree, leaves: Iterator[Aval], argument: bool) -> tuple[str, str]:
-        """Return a type, and what a comment says of it."""
+        """Return a type, and its comment."""
         if tree.kind == "leaf":
             aval = next(leaves)
             return _array(aval), _comment(str(aval))
@@ -268,7 +268,7 @@ class _Types:
         return self._known[key]
 
     def _object(self, name: str, fields: Sequence[str]) -> str:
-        """Return the protocol of objects with these fields; what is in them, their own class says."""
+        """Return the protocol of objects with these fields; their own class knows the content."""
         named = tuple(field for field in fields if _is_name(field))
         key = "object", named
         if not named:
@@ -281,20 +281,20 @@ class _Types:
 
 
 def _entry(child: Tree, typed: tuple[str, str]) -> tuple[str, str]:
-    """Return type and comment of a child with a name, which a call may leave out where it holds no array."""
+    """Return type and comment of a named child; it is optional if it holds no array."""
     kind, comment = typed
     return typed if child.num_leaves else (f"NotRequired[{kind}]", comment)
 
 
 def _dict_of(keys: Sequence[object], kinds: Sequence[str]) -> str:
-    """Return the type of a dict whose keys are not names."""
+    """Return the type of a dict with keys that are not names."""
     of_keys = {type(key).__name__ for key in keys}
     key = of_keys.pop() if len(of_keys) == 1 and of_keys <= {"int", "float", "bytes"} else "Any"
     return f"dict[{key}, {' | '.join(dict.fromkeys(kinds))}]"
 
 
 def _same(children: Sequence[tuple[str, str]]) -> str:
-    """Return the comment of all elements, where they have one."""
+    """Return the comment of all elements, if they have one."""
     comments = dict.fromkeys(comment.removeprefix("  # ") for _, comment in children if comment)
     return _comment(", ".join(comments)) if comments else ""
 

@@ -1,4 +1,4 @@
-"""A timeline of what a device would do in a call, as a trace: an estimate from the optimized program."""
+"""Estimate the timeline of a device in a call from the optimized program, as a trace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TRACKS = (COMPUTE, LINKS, COPIES)
 
 
 def of(name: str, program: str, description: Description, hardware: Hardware) -> str:
-    """Return the trace of a call on one device; docs/gates.md says what is assumed.
+    """Return the trace of a call on one device; docs/gates.md lists the assumptions.
 
-    name: of the executable. program: the optimized HLO as text. Where the device's rates are not known it has no
-    events, and says so.
+    name: of the executable. program: the optimized HLO as a string. If the device's rates are not known the trace has
+    no events, and says so.
     """
     if not hardware.flops or not hardware.bandwidth:
         return traces.to_json(f"NO ESTIMATE of {name}: the peak rates of {hardware.device_kind} are not known", (), ())

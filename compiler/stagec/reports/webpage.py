@@ -1,7 +1,7 @@
 """The page of `stagec report`: one HTML file with everything in it, which loads nothing and sends nothing.
 
-What is drawn with Apache ECharts (page/echarts.min.js, as npm has it) is drawn when it is opened. A policy in the page
-allows its own two scripts by their digests, and no network. The same inputs give the same bytes.
+Apache ECharts (page/echarts.min.js from npm) draws a chart when a reader opens it. A policy in the page allows its own
+two scripts by their digests, and no network. The same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = ("A", "B")
 
 
 def as_html(collected: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page of one bundle, or of two side by side. collected: what `overview.collect` returned of each."""
+    """Return the page of one bundle, or of two side by side. collected: the result of `overview.collect` for each."""
     bundles = [bundle["bundle"] for bundle in collected]
     title = " and ".join(dict.fromkeys(f"{bundle['name']} {bundle['version']}" for bundle in bundles))
     style, script, charts = (_read(name) for name in ("page.css", "page.js", "echarts.min.js"))
@@ -123,7 +123,7 @@ def _functions(collected: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _summary(executables: Mapping[str, Sequence[Mapping[str, Any] | None]]) -> str:
-    """A line on a function: how many executables, and the most that one takes, in each bundle."""
+    """A line on a function: the number of executables, and the largest costs of one, in each bundle."""
     parts = [f"{len(executables)} executable{'s' * (len(executables) != 1)}"]
     for key, what in (("peak_bytes", "peak"), ("size", "size")):
         sides = []

@@ -20,7 +20,7 @@ from stagec.serving.refusal import RequestError
 from stagec.serving.sequences import Turn
 
 DELAY = 0.002
-"""Seconds that a request waits for others, where nobody says it."""
+"""The default seconds that a request waits for others."""
 _PARTS = 4
 """Parts of one request that are in the queue at a time, so that others have their turn between them."""
 
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class _Group:
-    """What may run together, in the order in which it came.
+    """Requests that may run together, in their order.
 
     rows: of all that wait. full: set when these are enough for one call.
     """
@@ -104,7 +104,7 @@ class Batcher:
         self._waiting = self._running = 0
 
     def config(self, idle: float) -> dict[str, Any]:
-        """Return Triton's ModelConfig. idle: seconds after which a sequence ends."""
+        """Return Triton's ModelConfig. idle: seconds before a sequence ends."""
         return self.model.config(self._delay, idle)
 
     async def call(self, arrays: Arrays, begin: Callable[[], Turn] | None = None) -> Arrays:
@@ -168,7 +168,7 @@ class Batcher:
     async def _serve(self, kind: Hashable, group: _Group) -> None:
         """Run the requests of a group until there are none."""
         while group.waiting:
-            # One that comes while none runs goes at once: those that come meanwhile wait for it, and for each other.
+            # A request that comes while none runs goes at once. Later ones wait for it, and for each other.
             delay = self._delay if self._patient or self._running or len(group.waiting) > 1 else 0
             left = group.waiting[0].since + delay - asyncio.get_running_loop().time()
             if group.rows < self.model.largest and left > 0:

@@ -22,7 +22,7 @@ from stagec.serving.sequences import PARAMETERS, Step, step_of
 from stagec.serving.tensors import Interface, Tensor
 
 MOST_JSON = 2**24
-"""Bytes of JSON in a request, without binary tensors: a value takes up to twenty times as much memory as its text."""
+"""Bytes of JSON in a request, without binary tensors: a value takes up to twenty times as much memory as its JSON."""
 _MOST_CHANGE = 2**16
 """Bytes of a request that loads or unloads a model."""
 HEADER_LENGTH = "inference-header-content-length"
@@ -56,11 +56,11 @@ class Request(NamedTuple):
 
 
 InterfaceOf = Callable[[Step | None], Interface]
-"""Returns the interface of what a request is for: a sequence may live with models that others do not get any more."""
+"""Returns the interface for a request: a sequence may use models that other requests do not get any more."""
 
 
 def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str) -> Request:
-    """Return what a body asks for, with every name, datatype, shape and length checked.
+    """Return the request in a body, with every name, datatype, shape and length checked.
 
     model: the name of the model in the path, with which one in the body must be equal.
     header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone.
@@ -114,7 +114,7 @@ def _length(written: str, most: int) -> int:
 
 
 def known_parameters(whose: str, parameters: Mapping[str, Any], *known: str) -> Mapping[str, Any]:
-    """Return the parameters of a part of a request. Raises RequestError ("unsupported") for one that is not known."""
+    """Return the parameters of a part of a request. Raises RequestError ("unsupported") for an unknown one."""
     unknown = sorted(parameters.keys() - {*known})
     if unknown:
         whose = strict_json.shown(whose)
@@ -155,7 +155,7 @@ def arrays_of(given: Iterable[Given], tensors: Sequence[Tensor]) -> list[NDArray
 
 
 def outputs_of(wanted: Iterable[tuple[str, bool]], default: bool, tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
-    """Return the outputs of a request as `Request` has them; all, where the client names none.
+    """Return the outputs of a request in the form of `Request`; all, if the client names none.
 
     wanted: names, and whether as bytes; default: that of all. Raises RequestError ("request").
     """
@@ -199,7 +199,7 @@ def _names(tensors: Sequence[Tensor]) -> str:
 def write(
     model: str, version: str, request: Request, results: Sequence[NDArray[Any]], interface: Interface
 ) -> tuple[bytes, int | None]:
-    """Return the body of an answer, and where its JSON ends; None: it is JSON alone.
+    """Return the body of an answer, and the end of its JSON; None: it is only JSON.
 
     Raises RequestError ("not-json") for a NaN or an infinity in an output that the client wants as JSON.
     """

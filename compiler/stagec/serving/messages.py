@@ -1,7 +1,7 @@
 """The messages of the Open Inference Protocol v2 over gRPC, and of Triton's extensions of it, as Protocol Buffers.
 
 They are in a pool of their own: in the default one, the same names of two packages of one process exclude each other,
-and clients have them too. `inference.proto` has their fields, and says which sources they are of.
+and clients have them too. `inference.proto` has their fields, and names its sources.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FINAL = "triton_enable_empty_final_response"
 
 @functools.cache
 def service() -> Any:
-    """Return the descriptor of the service, which has its methods."""
+    """Return the descriptor of the service, with its methods."""
     descriptors = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("inference.binpb").read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in descriptors.file:
@@ -69,7 +69,7 @@ def classes() -> Mapping[str, Any]:
 def parse(name: str, body: bytes) -> Any:
     """Return the message of this name. Raises RequestError ("request", "too-large").
 
-    The fields are counted before they are read: one that takes two bytes may take a hundred in memory.
+    It counts the fields before it reads them: one of two bytes may take a hundred in memory.
     """
     others = 0
     for count, (number, size) in enumerate(_outermost(body), 1):
@@ -120,7 +120,7 @@ def _varint(body: bytes, place: int) -> tuple[int, int]:
 
 
 def read(message: Any, interface_of: InterfaceOf) -> Request:
-    """Return what a ModelInferRequest asks for, with every name, datatype, shape and length checked.
+    """Return the request in a ModelInferRequest, with every name, datatype, shape and length checked.
 
     Raises RequestError ("request", "unsupported").
     """

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+"""A server's counters for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Metrics:
     """The counters of one server.
 
     requests: by model and status. seconds: from the last byte of a request to its answer, by model.
-    waiting: requests in the queue, by model. sequences: those that live, by state.
-    loads: of bundles, by how they ended ("loaded" or "failed"). load_seconds: that the last one took.
+    waiting: requests in the queue, by model. sequences: the live ones, by state.
+    loads: of bundles, by outcome ("loaded" or "failed"). load_seconds: of the last one.
     """
 
     log = logging.getLogger("stagec.serving")
@@ -53,7 +53,7 @@ class Metrics:
         self._call_seconds.labels(model).observe(seconds)
 
     def offered(self, rows: Iterable[tuple[str, str, str, str]]) -> None:
-        """Say which models are offered: name, version, target, and "executable" or "compiled" of each."""
+        """Set the offered models: name, version, target, and "executable" or "compiled" of each."""
         self._offered.clear()
         for row in rows:
             self._offered.labels(*row).set(1)

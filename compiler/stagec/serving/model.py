@@ -33,9 +33,9 @@ from stagec.serving.tensors import Tensor, interface_of
 Arrays = Sequence[NDArray[Any]]
 """One for each input, or for each output, in the order of the interface."""
 PLATFORM = "stagec_aot"
-"""What clients get as the platform of each model."""
+"""The platform of each model in answers to clients."""
 _TRIALS = 6
-"""Random inputs of the smallest bucket that are compared, two at a time, where some are integers.
+"""The number of random inputs of the smallest bucket to compare, two at a time, if some are integers.
 
 These are drawn as 0 or 1, so two rows may be equal. Two floats are not, so two inputs are enough.
 """
@@ -46,14 +46,14 @@ class Model:
 
     name: of the function; of a variant FUNCTION-VARIANT; with an adapter, that follows a dot. version: of the bundle.
     interface: its tensors. buckets: the sizes that there are executables for.
-    rows: the dimension along which requests are gathered; "" if they are not, and then `alone` says why.
-    states: what it keeps between the calls of a sequence, by name.
-    target, kind: what runs: an "executable" for a target, or what was "compiled" here.
-    largest: how many rows the largest bucket has; 1 where requests are not gathered.
+    rows: the dimension along which requests are gathered; "" if they are not, and then `alone` has the reason.
+    states: the arrays that it keeps between the calls of a sequence, by name.
+    target, kind: the running code: an "executable" for a target, or code "compiled" here.
+    largest: the number of rows of the largest bucket; 1 if requests are not gathered.
     """
 
     def __init__(self, function: Function, version: str, rows: str = "", policy: Policy = "executable_only") -> None:
-        """Load every bucket, and compare what rows give beside others with what they give alone.
+        """Load every bucket, and compare results of rows beside others with results of the same rows alone.
 
         rows: the dimension along which requests may be gathered; "": none is.
         Raises RequestError ("unsupported") for a function that cannot be served, LoadError, CallError.
@@ -85,7 +85,7 @@ class Model:
             if self._leaves[leaf] is OMITTED:
                 self._leaves[leaf] = _zeros(self._usage.in_avals[leaf])
         self._flat: dict[str, Flat] = {}
-        # Of a method it would hold this model, and so its weights, until the garbage collector comes.
+        # A method would hold this model, and so its weights, until the next garbage collection.
         sizes = [leaf if leaf is OMITTED else np.broadcast_to(np.zeros(()), leaf.shape) for leaf in self._leaves]
         self._fits = functools.lru_cache(512)(functools.partial(_fit, self._padding, self.interface.inputs, sizes))
         if self.states:
@@ -124,14 +124,14 @@ class Model:
         return [self._usage.in_avals[i] for i in kept.taken] or [self._usage.out_avals[i] for i in kept.given]
 
     def initial(self, state: str) -> Sequence[Any]:
-        """Return what a state is before the first call: weights that the manifest binds, or zeros."""
+        """Return the initial value of a state: weights that the manifest binds, or zeros."""
         return [self._leaves[leaf] for leaf in self.states[state].taken]
 
     def _begun(self) -> dict[str, Sequence[Any]]:
         return {name: self.initial(name) for name in self.states}
 
     def metadata(self) -> dict[str, Any]:
-        """Return what the protocol says of a model."""
+        """Return the protocol's metadata of a model."""
         return {
             "name": self.name,
             "versions": [self.version],
@@ -143,7 +143,7 @@ class Model:
     def config(self, delay: float, idle: float) -> dict[str, Any]:
         """Return Triton's ModelConfig: sizes are without the rows that are gathered.
 
-        delay: seconds that requests wait. idle: seconds after which a sequence ends.
+        delay: seconds that requests wait. idle: seconds before a sequence ends.
         """
 
         def tensors(of: Sequence[Tensor]) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ class Model:
         }
 
     def fit(self, arrays: Arrays) -> Fit:
-        """Return how arrays go into the smallest bucket. Raises RequestError ("request") where none holds them."""
+        """Return how arrays go into the smallest bucket. Raises RequestError ("request") if none holds them."""
         fit = self._fits(tuple(array.shape for array in arrays))
         if fit is not None:
             return fit
@@ -188,7 +188,7 @@ class Model:
         return [[array[i : i + self.largest] for array in arrays] for i in range(0, count, self.largest)]
 
     def count(self, arrays: Arrays) -> int:
-        """Return how many rows arrays have; 1 where requests are not gathered."""
+        """Return the number of rows of arrays; 1 if requests are not gathered."""
         return arrays[0].shape[0] if self.rows else 1
 
     def run(
@@ -197,7 +197,7 @@ class Model:
         """Run requests, several as one call; return the bucket, and the results of each.
 
         requests: checked by `fit`, each and together. Of several, all sizes but the number of rows are equal.
-        kept: of a function with state, what it has by name; what the call gives takes its place.
+        kept: for a function with state, its arrays by name; the call's results replace them.
         """
         together = requests[0]
         if len(requests) > 1:
@@ -233,7 +233,7 @@ class Model:
         return fit.bucket, [np.asarray(outputs[tensor.leaf]) for tensor in self.interface.outputs]
 
     def _flat_for(self, bucket: Mapping[str, int], leaves: Sequence[Any]) -> Flat:
-        """Return the function whose results stay on the device, whatever the arguments are."""
+        """Return the function with results that always stay on the device."""
         name = naming.bucket(bucket)
         if name not in self._flat:
             args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
@@ -304,7 +304,7 @@ class Model:
 def _fit(
     padding: Padding, inputs: Sequence[Tensor], leaves: Sequence[Any], shapes: Sequence[tuple[int, ...]]
 ) -> Fit | None:
-    """Return how inputs of these shapes go into the smallest bucket; None where none holds them.
+    """Return how inputs of these shapes go into the smallest bucket; None if none holds them.
 
     leaves: of the function, flat, with the shapes of those that are not inputs.
     """

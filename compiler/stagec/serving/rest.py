@@ -21,7 +21,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _MODEL = re.compile(r"/v2/models/([\w.+-]+)(?:/versions/([\w.+-]+))?(?:/(ready|config|infer))?")
 _REPOSITORY = re.compile(r"/v2/repository/models/([\w.+-]+)/(load|unload)")
 _LOOK = 0.02
-"""Seconds after which somebody looks whether the client is still there."""
+"""Seconds between checks whether the client is still there."""
 
 
 class _Answer(NamedTuple):

@@ -19,15 +19,15 @@ from stagec.serving.refusal import GRPC_STATUS, RequestError
 from stagec.serving.service import Service, maybe_in_thread
 
 _QUIET = 0.2
-"""Seconds without a call after which a server stops that ends."""
+"""A server that is ending stops after this many seconds without a call."""
 _MOST_REFUSED = 5
-"""Seconds in which it refuses calls at most."""
+"""The most seconds in which it refuses calls."""
 _MOST_TEXT = 2000
 """Characters of an error: it is a header, and clients refuse long ones."""
 
 
 class RpcServer:
-    """A server that offers the models of a service. Make it where its event loop runs."""
+    """A server that offers the models of a service. Make it in the thread of its event loop."""
 
     def __init__(self, service: Service, connections: int) -> None:
         """connections: calls at a time."""
@@ -49,7 +49,7 @@ class RpcServer:
             ],
             maximum_concurrent_rpcs=connections,
         )
-        # Each call is one message to one message. As a stream, it is ours to say how long the first may take.
+        # Each call has one message each way. As a stream, we can limit the time of the first message.
         protocol = messages.service()
         handlers = {
             method: grpc.stream_stream_rpc_method_handler(functools.partial(self._counted, method))
@@ -77,8 +77,8 @@ class RpcServer:
     async def stop(self) -> None:
         """Answer the calls that came, and refuse others as UNAVAILABLE, which says that they did not run.
 
-        grpc cancels calls that come when it stops, and their clients do not know what ran. So it stops when no call has
-        come for a moment, or after a while.
+        grpc cancels calls that come when it stops, and their clients do not know whether they ran. So it stops when no
+        call has come for a moment, or after a while.
         """
         self._ending = True
         loop = asyncio.get_running_loop()

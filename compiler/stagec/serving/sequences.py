@@ -1,4 +1,4 @@
-"""Sequences: requests that follow each other, and what a server keeps on the device between them.
+"""Sequences: requests that follow each other, and the state that a server keeps on the device between them.
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_sequence.md.
 """
@@ -19,14 +19,14 @@ from stagec.serving.refusal import RequestError
 
 PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 IDLE = 60
-"""Seconds without a request after which a sequence ends, where nobody says it."""
+"""The default seconds without a request before a sequence ends."""
 _LONGEST = 200
 
 
 class Step(NamedTuple):
     """Where in a sequence a request is.
 
-    sequence: its number or text, of the client's choice. start, end: whether it is the first, the last.
+    sequence: its number or string, of the client's choice. start, end: whether it is the first, the last.
     """
 
     sequence: int | str
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 def step_of(parameters: Mapping[str, Any]) -> Step | None:
-    """Return what the parameters of a request say; None: it is in no sequence. Raises RequestError ("request")."""
+    """Read the parameters of a request; None: it is in no sequence. Raises RequestError ("request")."""
     given = parameters.get("sequence_id", 0)
     if type(given) not in (int, str) or len(str(given)) > _LONGEST:
         what = f"sequence_id is {strict_json.shown(repr(given))}; expected a whole number or a short string"
@@ -52,10 +52,10 @@ def step_of(parameters: Mapping[str, Any]) -> Step | None:
 
 
 class Owner(Protocol):
-    """What has the models of a sequence, and stays loaded while it lives."""
+    """The owner of a sequence's models; it stays loaded while the sequence lives."""
 
     def enter(self) -> None:
-        """Count one that uses it."""
+        """Count one more user."""
 
     def leave(self) -> None:
         """Count one less."""
@@ -63,7 +63,7 @@ class Owner(Protocol):
 
 @dataclass(eq=False)
 class _Kept:
-    """arrays: of one state of one sequence; None: no call has ended yet. timer: ends it, where no call has it."""
+    """arrays: of one state of one sequence; None: no call has ended yet. timer: ends it, if no call uses it."""
 
     owner: Owner
     idle: float
@@ -73,9 +73,9 @@ class _Kept:
 
 @dataclass(eq=False)
 class Turn:
-    """One request of a sequence, which has its state until `end`.
+    """One request of a sequence; it owns the state until `end`.
 
-    arrays: what is kept, by the name of the state; a call that succeeds puts what it gives there.
+    arrays: the kept arrays, by the name of the state; a successful call stores its results there.
     """
 
     sequences: Sequences
@@ -92,13 +92,13 @@ class Sequences:
     """The states of all sequences that live, by name of the state and of the sequence."""
 
     def __init__(self, most: int, idle: float, metrics: Metrics) -> None:
-        """most: sequences of a state at a time. idle: seconds, of states of which the manifest does not say it."""
+        """most: sequences of a state at a time. idle: seconds, for states without their own number in the manifest."""
         self._most, self._idle, self._metrics = most, idle, metrics
         self._kept: dict[tuple[str, int | str], _Kept] = {}
         self._counts: Counter[str] = Counter()
 
     def idle(self, model: Model) -> float:
-        """Return the seconds after which a sequence of a model ends."""
+        """Return the idle seconds before a sequence of a model ends."""
         return min((state.idle or self._idle for state in model.states.values()), default=self._idle)
 
     def owner(self, model: Model, step: Step | None) -> Owner | None:

@@ -1,4 +1,4 @@
-"""A server process: a bundle, its models, a socket, and an end in which no request is lost."""
+"""A server process: a bundle, its models, a socket, and a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Options:
     delay: seconds that a request waits for others; None: as `Batcher` says. queue: requests of a model that may wait.
     threads: calls at a time; 0: as many as there are cores.
     connections: at a time; of gRPC, calls at a time.
-    drain: seconds after SIGTERM in which the server still takes new requests.
-    tls: files of the certificate, with those that signed it, and of its key, in PEM; empty: there is no TLS.
+    drain: seconds after SIGTERM while the server still takes new requests.
+    tls: files of the certificate with its chain, and of its key, in PEM; empty: there is no TLS.
     control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
-    sequences: that live at a time, of each state. idle: seconds after which one ends, where the manifest does not say.
+    sequences: the most at a time, of each state. idle: seconds before one ends, if the manifest does not say.
     """
 
     delay: float | None = None
@@ -122,7 +122,7 @@ class _Json(logging.Formatter):
 
 
 def log_to(stream: TextIO, as_json: bool) -> None:
-    """Write what Python's loggers get there.
+    """Write the messages of Python's loggers there.
 
     as_json: an object a line, with time (in seconds since 1970), level, logger, message, and traceback of an exception.
     """
@@ -173,7 +173,7 @@ async def serve(
 
     load: loads the bundle as it is then; raises StagecError or Refusal. Later ones run in a thread.
     ready: called when clients can connect, with the models and the address for gRPC; "": there is none.
-    grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError where nobody can listen there.
+    grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
     """
     metrics, identity = Metrics(), _identity(options.watch)
 
@@ -241,7 +241,7 @@ async def serve(
 
 
 async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> None:
-    """Load the bundle's file when it is another one, until this is cancelled. What cannot be loaded is logged.
+    """Load the bundle's file whenever it changes, until this is cancelled. It logs a failure to load.
 
     known: the identity of the file that is loaded.
     """
@@ -260,7 +260,7 @@ async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> 
 
 
 def _identity(path: str) -> tuple[int, ...] | None:
-    """Return what is another number where a file was replaced; None where there is none."""
+    """Return a number that changes when a file is replaced; None if there is no file."""
     try:
         file = os.stat(path)  # noqa: PTH116
     except OSError:
@@ -326,7 +326,7 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
             self._limit()
 
         def _limit(self) -> None:
-            """Start the limit where no request is under way, and end it where one is."""
+            """Start the limit if no request is under way, and end it if one is."""
             under_way = self.cycle is not None and not self.cycle.response_complete
             if under_way and self._timer is not None:
                 self._timer.cancel()

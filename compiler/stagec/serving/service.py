@@ -1,4 +1,4 @@
-"""What a server answers, whatever protocol asks: models by name, their results, and the limits of a request."""
+"""The answers of a server for all protocols: models by name, their results, and the limits of a request."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from stagec.serving.tensors import Interface
 Answer = TypeVar("Answer")
 _UNLOADED = "was unloaded by a client"
 _LARGE = 2**16
-"""Bytes that are read or written in a thread, so that other requests do not wait for it."""
+"""Requests of more bytes are read and written in a thread, so that other requests do not wait."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all together, may take.
+    """The limits of one request, and of all together.
 
     body: bytes of a request's body. bodies: bytes of all bodies that the server holds.
     seconds: for the body of a request to arrive, and then for its answer to be made.
@@ -59,7 +59,7 @@ class Repository:
     replaced: bool = False
 
     def enter(self) -> None:
-        """Count one that uses it."""
+        """Count one more user."""
         self.users += 1
 
     def leave(self) -> None:
@@ -68,7 +68,7 @@ class Repository:
         self.close_unused()
 
     def close_unused(self) -> None:
-        """Unload the bundle where nobody needs it any more."""
+        """Unload the bundle if nobody needs it any more."""
         if self.replaced and not self.users:
             self.close()
 
@@ -108,7 +108,7 @@ class Service:
         self._sequences = sequences or Sequences(1, 60, metrics)
 
     def metadata(self, extensions: Sequence[str]) -> dict[str, Any]:
-        """Return what the protocol says of a server. extensions: of the protocol, that the caller has."""
+        """Return the protocol's metadata of a server. extensions: of the protocol, those of the caller."""
         return {"name": "stagec", "version": VERSION, "extensions": [*extensions, "model_configuration", "sequence"]}
 
     def batcher(self, name: str, version: str | None) -> Batcher:
@@ -167,10 +167,10 @@ class Service:
             repository.unloaded.add(name)
 
     async def reload(self) -> None:
-        """Load the bundle's file, and offer its models instead of those that are offered now.
+        """Load the bundle's file, and offer its models instead of the present ones.
 
-        Requests that have come end with the models that they have, which are unloaded then. Raises what `load` raises,
-        and nothing has changed.
+        Running requests end with their models, which are unloaded then. Raises the errors of `load`; then nothing has
+        changed.
         """
         async with self._loading:
             self.replace(await asyncio.to_thread(self._load))
@@ -190,7 +190,7 @@ class Service:
 
     @contextlib.contextmanager
     def counted(self, name: str, version: str | None) -> Iterator[Chosen]:
-        """Give the queue of a model for one request, which is counted by how it ends. Raises as `batcher`."""
+        """Yield the queue of a model for one request, and count the request by its outcome. Raises as `batcher`."""
         chosen = Chosen(self.batcher(name, version), self._repository)
         status = 499  # a client that is gone, as nginx counts it
         chosen.repository.enter()
@@ -205,7 +205,7 @@ class Service:
             chosen.repository.leave()
 
     def hold(self, count: int, held: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
-        """Count bytes of a request, until `held` ends. Raises RequestError ("busy") where they are too many."""
+        """Count bytes of a request, until `held` ends. Raises RequestError ("busy") if they are too many."""
         if self._held + count > self.limits.bodies:
             raise RequestError("busy", "the server holds as many bytes of requests as it may; try again later")
         self._hold(count)
@@ -221,10 +221,10 @@ class Service:
         read: Callable[[InterfaceOf], Request],
         write: Callable[[Model, Request, Any], Answer],
     ) -> Answer:
-        """Return what `write` makes of a request's results.
+        """Return the output of `write` for a request's results.
 
-        size: bytes of the request, which `read` reads. Raises RequestError ("timeout"), and what these,
-        `Sequences.begin` and `Batcher.call` raise.
+        size: bytes of the request, which `read` reads. Raises RequestError ("timeout"), and the errors of these
+        functions, `Sequences.begin` and `Batcher.call`.
         """
         name, seconds = chosen.batcher.model.name, self.limits.seconds
 
@@ -246,7 +246,7 @@ class Service:
                 raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
 
     def _living(self, chosen: Chosen, step: Step | None) -> Chosen:
-        """Return what a request runs with: one of a sequence has the bundle with which this began."""
+        """Return the models for a request; a sequence keeps the bundle of its first request."""
         model = chosen.batcher.model
         if step is None and model.states:
             what = f"it keeps {', '.join(model.states)} for a sequence: give the parameter sequence_id"
@@ -264,5 +264,5 @@ class Service:
 
 
 async def maybe_in_thread(size: int, work: Callable[[], Answer]) -> Answer:
-    """Do work on `size` bytes, in a thread where they are many."""
+    """Do work on `size` bytes, in a thread if they are many."""
     return await asyncio.to_thread(work) if size > _LARGE else work()

@@ -1,6 +1,6 @@
-"""Spans of OpenTelemetry, where the package opentelemetry-api is installed: one of each request, one of each call.
+"""Spans of OpenTelemetry, if the package opentelemetry-api is installed: one for each request, one for each call.
 
-Who makes a `TracerProvider`, such as `opentelemetry-instrument`, decides what becomes of them.
+The maker of the `TracerProvider`, such as `opentelemetry-instrument`, decides where they go.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @functools.cache
 def _api() -> Any:
-    """Return the API; None where it is not installed."""
+    """Return the API; None if it is not installed."""
     try:
         from opentelemetry import propagate, trace
     except ImportError:
@@ -23,7 +23,7 @@ def _api() -> Any:
 
 @contextlib.contextmanager
 def request(model: str, headers: Mapping[str, str]) -> Iterator[None]:
-    """Make a span of a request, below that which its headers name (`traceparent`).
+    """Make a span of a request, below the span in its headers (`traceparent`).
 
     headers: with names in lower case.
     """
@@ -39,7 +39,7 @@ def request(model: str, headers: Mapping[str, str]) -> Iterator[None]:
 
 
 def context() -> Any:
-    """Return what a call has to know of the request that it is for; None where nobody makes spans."""
+    """Return the context of a request for its call; None if nobody makes spans."""
     api = _api()
     if api is None:
         return None
@@ -49,9 +49,9 @@ def context() -> Any:
 
 @contextlib.contextmanager
 def call(model: str, requests: list[Any]) -> Iterator[dict[str, Any]]:
-    """Make a span of a call, below that of its first request and with links to all; give its attributes.
+    """Make a span of a call, below that of its first request and with links to all; yield its attributes.
 
-    requests: what `context` returned for each.
+    requests: the result of `context` for each.
     """
     attributes: dict[str, Any] = {}
     known = [span for span in requests if span is not None]

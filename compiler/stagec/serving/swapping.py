@@ -38,11 +38,11 @@ def adapted(
     of: str | None = None,
     keys: Sequence[Key] | None = None,
 ) -> Adapted:
-    """Return `FUNCTION.NAME` for each file and each function that binds the file whose place it takes.
+    """Return `FUNCTION.NAME` for each file and each function that binds the replaced file.
 
-    They share the executables, and the arrays that are the same. What is not is mapped when it is first asked for.
-    files: by NAME. of: whose place they take, as the manifest names it; None: the only one. keys: who must have signed
-    them. Raises LoadError, StagecError.
+    They share the executables and equal arrays. Other arrays are mapped at the first request.
+    files: by NAME. of: the file that they replace, as the manifest names it; None: the only one. keys: trusted keys;
+    these must have signed them. Raises LoadError, StagecError.
     """
     bound = {
         name: {weight.partition(":")[0] for weight in model.usage.bound.values()} for name, model in models.items()
@@ -65,7 +65,7 @@ def adapted(
 class Swapping:
     """Loads files of weights from one folder, and from no other.
 
-    Nothing is closed that a call may use: what a model had before is freed when its last call is over.
+    It closes nothing that a call may use: the old data of a model is freed after its last call.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Swapping:
     async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> None:
         """Give a queue's model the weights that a request names, loaded and called once with each bucket.
 
-        parameters: "weights", the path of a file below the folder; "file", whose place it takes, as for
+        parameters: "weights", the path of a file below the folder; "file", the file that it replaces, as for
         `Bundle.with_weights`. Requests run meanwhile, with the weights before. Raises RequestError ("request",
         "unavailable"), and then nothing has changed.
         """

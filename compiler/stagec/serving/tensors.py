@@ -28,14 +28,14 @@ DATATYPES: Mapping[str, str] = {
 }
 """The protocol's name of each dtype that it has. It has none for fp8, int4 and complex numbers."""
 _LARGEST = 2**31 - 1
-"""Size of a dimension beyond which no request has one; so products of sizes are small numbers for NumPy."""
+"""The largest size of a dimension in a request, so that products of sizes are small numbers for NumPy."""
 
 
 class Tensor(NamedTuple):
     """An input or an output.
 
     name: of the leaf. leaf: its number among all leaves of the arguments, or of the result.
-    aval: as the executable has it: of a PRNG key its words. datatype: the protocol's name of its dtype. dtype: NumPy's.
+    aval: of the executable; for a PRNG key its words. datatype: the protocol's name of its dtype. dtype: NumPy's.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Tensor(NamedTuple):
     dtype: np.dtype[Any]
 
     def metadata(self) -> dict[str, Any]:
-        """Return what the protocol says of it: -1 is a size that varies."""
+        """Return the protocol's metadata: -1 is a size that varies."""
         shape = [dim if isinstance(dim, int) else -1 for dim in self.aval.shape]
         return {"name": self.name, "datatype": self.datatype, "shape": shape}
 
     def checked_shape(self, shape: object, datatype: object) -> tuple[int, ...]:
-        """Return the shape that a client gives, if rank, datatype and fixed sizes are those of the tensor.
+        """Return the client's shape, if rank, datatype and fixed sizes are those of the tensor.
 
         Raises RequestError ("request"). Which sizes the others may have, `Model.fit` decides.
         """
@@ -66,9 +66,9 @@ class Tensor(NamedTuple):
         return sizes
 
     def from_bytes(self, data: memoryview, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the array whose elements, little-endian and in row-major order, are `data`.
+        """Return the array with the elements `data`, little-endian and in row-major order.
 
-        Raises RequestError ("request") where these are not as many bytes as the shape takes, or a BOOL is not 0 or 1.
+        Raises RequestError ("request") if the number of bytes does not fit the shape, or a BOOL is not 0 or 1.
         """
         count = math.prod(shape) * self.dtype.itemsize
         if len(data) != count:
@@ -79,7 +79,7 @@ class Tensor(NamedTuple):
         return _shaped(self, values if values.flags.aligned else values.copy(), shape)
 
     def from_numbers(self, data: object, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the array whose elements are the numbers of a JSON list, flat in row-major order or nested.
+        """Return the array with the numbers of a JSON list as elements, flat in row-major order or nested.
 
         Raises RequestError ("request") for another number of elements, one of another kind, or one that the dtype
         cannot hold.
@@ -126,7 +126,7 @@ class Interface(NamedTuple):
 def interface_of(usage: Call) -> Interface:
     """Return the tensors of a function, with the names that its manifest gives.
 
-    Raises RequestError ("unsupported") for a dtype that the protocol has not.
+    Raises RequestError ("unsupported") for a dtype that the protocol lacks.
     """
     states = usage.states.values()
     sides = (
@@ -149,7 +149,7 @@ def _tensor(leaf: int, name: str, aval: Aval) -> Tensor:
 
 
 def _flattened(tensor: Tensor, data: object, shape: tuple[int, ...]) -> Sequence[Any]:
-    """Return the elements of a list, which is flat or nested by `shape`."""
+    """Return the elements of a list that is flat or nested by `shape`."""
     if not isinstance(data, list):
         raise RequestError("request", f"{tensor.name}: data is {_shown(data)}; expected a list")
     flat: list[Any] = data

@@ -1,4 +1,4 @@
-"""A model repository for Triton: a folder for each model, which Triton's Python backend runs from the bundle.
+"""Write a model repository for Triton: a folder for each model; Triton's Python backend runs it from the bundle.
 
 Source: https://github.com/triton-inference-server/python_backend. The bundle is in the folder of each model, because
 Triton may fetch them one by one.
@@ -30,7 +30,8 @@ __all__ = ["TritonPythonModel"]
 def write(bundle: str, models: Mapping[str, Model], folder: Path, delay: float) -> dict[str, str]:
     """Write the repository; return why models are not in it. delay: seconds that a request waits for others.
 
-    folder: not there yet, or empty. Files of the bundle are one, linked, where the file system can. Raises OSError.
+    folder: not there yet, or empty. Copies of the bundle are hard links to one file, if the file system can. Raises
+    OSError.
     """
     left_out: dict[str, str] = {}
     first = None
@@ -61,7 +62,7 @@ class TritonPythonModel:
     """A model as Triton's Python backend calls it."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the model. args: Triton's: the model's folder and name, and which version it loads."""
+        """Load the model. args: Triton's: the model's folder and name, and the version to load."""
         from stagec.loader.serving import load  # the model's code, and not that of who writes a repository
 
         name = args["model_name"]
@@ -70,7 +71,7 @@ class TritonPythonModel:
         self._model = Model(functions[name], self._bundle.version, "batch")
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return a response for each request, or its error. What may run together does."""
+        """Return a response for each request, or its error. Compatible requests run together."""
         import triton_python_backend_utils as utils  # only Triton has it
 
         answers: list[Any] = [None] * len(requests)
@@ -109,7 +110,7 @@ class TritonPythonModel:
         return arrays
 
     def _add(self, groups: list[list[tuple[int, Arrays]]], place: int, arrays: Arrays) -> None:
-        """Add a request to the last group, where it may run with it, or begin another."""
+        """Add a request to the last group if they are compatible, or begin another group."""
         model = self._model
         if model.rows and groups:
             last = groups[-1]

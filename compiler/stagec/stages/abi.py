@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
     """Return "parameters" and "results" of an executable, in the order in which PJRT takes and gives them.
 
-    text: the optimized HLO that XLA made of `program`. Arguments that the program drops are not parameters. Of each:
+    text: the optimized HLO of `program`. Arguments that the program drops are not parameters. Each has:
 
     path: the argument or result, such as `args[0]['w']`.
-    dtype, shape: of the whole array. shard_shape: of the part on one device, which is what PJRT takes and gives there.
-    sharding: for each dimension the mesh axes over which it is split, outermost first; None where that is not named.
+    dtype, shape: of the whole array. shard_shape: of the part on one device, which PJRT takes and returns there.
+    sharding: for each dimension the mesh axes over which it is split, outermost first; None if that is not named.
     minor_to_major, tiles: its layout on the device, as in XLA's (https://openxla.org/xla/tiled_layout).
     donated: parameters only; whether the call consumes the buffer.
-    unreduced: where there are any, the mesh axes over which it is a sum that nobody has made yet: each device has an
-        addend. memory_kind: where it lies in another memory than the device's own, which one ("pinned_host").
+    unreduced: if there are any, the mesh axes of a pending sum: each device has an addend. memory_kind: where it lies
+        in another memory than the device's own, which one ("pinned_host").
     """
     parameters, results = hlo.entry_types(text)
     paths = list(map(argument_path, program.in_tree.paths()))

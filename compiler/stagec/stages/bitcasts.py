@@ -1,4 +1,4 @@
-"""What a bitcast of a device does: the elements in the order of memory, taken for an array of another type.
+"""Write a device's bitcast for CPUs: take the elements in the order of memory as an array of another type.
 
 Layouts and tiles: https://openxla.org/xla/shapes, https://openxla.org/xla/tiled_layout.
 """
@@ -14,7 +14,7 @@ from stagec.stages.hlo_writer import Array, Refused, Writer, array, listed
 
 
 def rewrite(writer: Writer) -> str:
-    """Write what a bitcast does; return its name. Raises Refused."""
+    """Write the instructions of a bitcast; return the name of the result. Raises Refused."""
     (operand,) = writer.instruction.operands
     before, after = array(writer.type_of(operand)), array(writer.instruction.type)
     value = writer.values[operand]
@@ -45,7 +45,7 @@ def _other_dtype(value: str, dtype: str, writer: Writer) -> str:
 
 
 class _Step(NamedTuple):
-    """What a tile does: sizes are padded to whole tiles, split into tiles, and these are put in order."""
+    """One level of tiles: pad sizes to whole tiles, split them into tiles, and put these in order."""
 
     sizes: tuple[int, ...]
     padded: tuple[int, ...]
@@ -58,7 +58,7 @@ class _Step(NamedTuple):
 
 
 def _steps(type_: Array) -> Iterator[_Step]:
-    """Yield what each tile does, the outer one first."""
+    """Yield each level of tiles, the outer one first."""
     sizes = type_.physical
     for tile in type_.tiles:
         sizes = (1,) * (len(tile) - len(sizes)) + sizes
@@ -96,7 +96,7 @@ def _in_memory(type_: Array, writer: Writer, value: str, tiled: bool) -> str:
 
 
 def _from_memory(type_: Array, writer: Writer, value: str, tiled: bool) -> str:
-    """The array whose elements are in memory in the order of `value`."""
+    """The array with elements in memory in the order of `value`."""
     sizes = type_.physical
     for step in reversed(list(_steps(type_))) if tiled else ():
         inverse = [step.order.index(axis) for axis in range(len(step.order))]

@@ -1,7 +1,8 @@
 """Choose the branches of one platform in a module that was lowered for several.
 
-JAX lowers what differs by platform to a `case` over the platform index, a constant by now. XLA:CPU folds it; XLA:TPU
-and XLA:GPU leave a conditional in the program where it lies in a part that is partitioned by hand (`shard_map`).
+JAX lowers differences between platforms to a `case` over the platform index, a constant by now. XLA:CPU folds it;
+XLA:TPU and XLA:GPU leave a conditional in the program where it lies in a part that is partitioned by hand
+(`shard_map`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from jaxlib.mlir import ir
 
 
 def inline_known_branches(module: ir.Module) -> None:
-    """Replace every `stablehlo.case` whose index is a constant by the branch that runs."""
+    """Replace every `stablehlo.case` with a constant index by the branch that runs."""
     while _inline_below(module.operation):
         pass
 
 
 def _inline_below(operation: Any) -> bool:
-    """Inline what is known now; return whether there was any, for a branch may have branches too."""
+    """Inline the branches of known cases; return whether there were any, because a branch may contain branches."""
     inlined = False
     for block in [block for region in operation.regions for block in region.blocks]:
         for inner in list(block.operations):
@@ -43,7 +44,7 @@ def _inline(case: Any, index: int) -> None:
 
 
 def _known(value: Any) -> int | None:
-    """Return the number that a scalar is, where a constant says it; None elsewhere."""
+    """Return the value of a scalar constant; None for other values."""
     owner: Any = value.owner
     if isinstance(owner, ir.Block):
         parent: Any = owner.owner

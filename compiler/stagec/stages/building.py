@@ -1,4 +1,4 @@
-"""What a manifest asks for: an exported artifact becomes the executable of a target and a bucket, within its limits."""
+"""Build for a manifest: make the executable of a target and a bucket from an exported artifact, within its limits."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def compile_exported(
 ) -> Compiled:
     """Specialize a serialized `Exported` to a bucket and compile it for a target, as `spec` says.
 
-    lowered_for: what JAX lowers for devices, if it differs from the exported module (`by_device`). The executable is
-        then made of it.
+    lowered_for: JAX's modules for devices, if they differ from the exported module (`by_device`). The executable then
+        comes from them.
     itemized: whether to take its inventory.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled, or is over a limit.
@@ -71,8 +71,8 @@ def compile_exported(
 def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequence[str]) -> tuple[bytes, list[Entry]]:
     """Compile the module in a key of JAX's compilation cache; return the executable, and the names of its entries.
 
-    keys: of one program, in the ways in which programs call it: they differ in where arguments lie. XLA makes the same
-        of each, so the first one is compiled.
+    keys: of one program, in the ways in which programs call it: they differ in where arguments lie. XLA compiles each
+        to the same executable, so stagec compiles only the first.
     machines: fingerprints of the topologies to name it for, 16 hexadecimal digits each. On CPUs there is a name besides
         for every CPU that has the target's instruction set, or every NVIDIA device of its kind (`stagec.jax_cache`);
         for TPUs, for the target's own topology.
@@ -110,7 +110,7 @@ def _on_devices(key: Key, platform: str, device_ids: Sequence[int]) -> Key:
 
 
 def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:
-    """Return what XLA makes of the program of `compile_exported`; also where that is over a limit.
+    """Return XLA's result for the program of `compile_exported`, even if it is over a limit.
 
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled.
@@ -183,13 +183,13 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
 
 
 def problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:
-    """Return the error of an executable with its place in the manifest. write: what to do, where `error` has none."""
+    """Return the error of an executable with its place in the manifest. write: the advice, if `error` has none."""
     key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key
     return StagecError(Problem(spec.manifest, key, str(error), error.write or write))
 
 
 def _how_to_locate(error: CannotCompile, lowered: Lowered) -> str:
-    """Say how to find the lines of the model that XLA's message is about; "" where it is about no operation."""
+    """Explain how to find the lines of the model behind XLA's message; "" if it names no operation."""
     with mlir.make_context():
         operations = locations.of_module(ir.Module.parse(lowered.module))
     named = locations.locate(str(error.__cause__ or error), operations)
@@ -203,16 +203,16 @@ def _how_to_locate(error: CannotCompile, lowered: Lowered) -> str:
 
 
 def _told(sharding: Any) -> str:
-    """Return a sharding as text for a reader."""
+    """Return a sharding as a string for a reader."""
     if not isinstance(sharding, NamedSharding):
         return str(sharding)
     return f"{sharding.spec} over {naming.sizes(sharding.mesh.shape)}"
 
 
 def _names(exported: Exported, lowered: Lowered) -> list[str]:
-    """For each argument that the program takes, how a person knows it: "params['w']", with the parameter's name.
+    """A person's name for each argument that the program takes: "params['w']", with the parameter's name.
 
-    JAX stores that in the module; where it is not there, "args[0]['w']".
+    JAX stores this name in the module; without it, "args[0]['w']".
     """
     paths = list(exported.in_tree.paths())
     stored = mlir.argument_names(exported.mlir_module_serialized, len(lowered.kept_var_idx))

@@ -1,6 +1,6 @@
-"""What JAX lowers for each device of a function's targets, where that is not the module of the exported artifact.
+"""JAX's modules for the devices of a function's targets, if they differ from the exported artifact's module.
 
-It is the file that `stagec export --lowered` writes beside the exported artifact: empty where JAX lowers the same for
+It is the file that `stagec export --lowered` writes beside the exported artifact: empty if JAX lowers the same for
 all, and else a container like a bundle's (docs/bundle-format.md) with an `Exported` for each device.
 """
 
@@ -30,7 +30,7 @@ def write(by_kind: Mapping[str, bytes]) -> bytes:
 
 
 def read(data: bytes, target: TargetSpec) -> bytes | None:
-    """Return the serialized `Exported` for the device of `target`; None where it is the exported artifact.
+    """Return the serialized `Exported` for the device of `target`; None if it is the exported artifact.
 
     Raises NotExported when the bytes are something else, or damaged.
     """

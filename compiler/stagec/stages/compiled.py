@@ -50,12 +50,12 @@ _INDEX = json_shapes.shape(
         "members": index.MEMBERS,
     }
 )
-"""Shape of the index of what `serialize` writes; its format is that of bundles."""
+"""Shape of the index in the bytes of `serialize`; its format is that of bundles."""
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """An executable and what is known about it.
+    """An executable and the facts about it.
 
     Methods are those of `jax.stages.Compiled` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Compiled).
 
@@ -64,9 +64,9 @@ class Compiled:
     hlo: the optimized program as text; None after `deserialize`, until you ask for it.
     mesh: the mesh over which its arrays are split; None if it is not known.
     stablehlo: the module that XLA compiled, in StableHLO's portable form; None unless it was built from a manifest.
-    inventory: what it consists of (`stages.inventory`); None unless it was asked for.
+    inventory: its parts (`stages.inventory`); None unless requested.
     optimized: jaxlib's HloModule of `hlo`; None unless this process compiled it for a named target.
-    kernels: what is known of each kernel for NVIDIA devices; empty unless this process compiled it for one.
+    kernels: the facts about each kernel for NVIDIA devices; empty unless this process compiled it for one.
 
     Call it with numpy arrays, in the structure and the shapes that it was compiled for. Results are numpy arrays in
     plain containers, or in objects of the model's types if their module is imported. Pass and read arrays on several
@@ -135,7 +135,7 @@ class Compiled:
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """Run the executable; return the result, its leaves, and the leaves of the arguments.
 
-        It raises what a call raises. In JAX it is a static method, and takes `Compiled._params` first. Here,
+        It raises the errors of a call. In JAX it is a static method, and takes `Compiled._params` first. Here,
         `Compiled.call(self, ...)` works too.
         """
         signature = self._called
@@ -145,7 +145,7 @@ class Compiled:
 
     @property
     def _params(self) -> Compiled:
-        """What JAX's code passes to `Compiled.call` first."""
+        """The first argument of `Compiled.call` in JAX's code."""
         return self
 
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -164,7 +164,7 @@ class Compiled:
 
     @functools.cached_property
     def _called(self) -> Signature:
-        """What calls go through. XLA loads code for other CPUs too, for its sizes; this process would die in a call."""
+        """The path of calls. XLA also loads code for other CPUs, for its sizes, but a call would end this process."""
         _check_host(self.description, self.description.function)
         return self._signature
 
@@ -203,7 +203,7 @@ class Compiled:
 
     @property
     def input_shardings(self) -> Any:
-        """How each argument is split, in the structure `(args, kwargs)`; None for one that the program drops."""
+        """The sharding of each argument, in the structure `(args, kwargs)`; None for one that the program drops."""
         return self.in_tree.unflatten(self._inputs())
 
     @property
@@ -254,8 +254,8 @@ class Compiled:
     def serialize(self) -> bytes:
         """Return bytes for `deserialize`, without pickle.
 
-        They are for processes with this jaxlib, on machines that have what the target requires. Without a named target,
-        that is the features of this machine's CPU.
+        They are for processes with this jaxlib, on machines with the features that the target requires. Without a named
+        target, these are the features of this machine's CPU.
 
         >>> import numpy as np
         >>> double = stagec.jit(lambda x: x * 2).lower(np.ones(3, np.float32)).compile()
@@ -273,7 +273,7 @@ class Compiled:
 
     @staticmethod
     def deserialize(serialized: bytes) -> Compiled:
-        """Read what `serialize` wrote.
+        """Read the bytes of `serialize`.
 
         Raises LoadError if the bytes are something else, are damaged, or are for another jaxlib, architecture or CPU.
         XLA gets the executable at the first use.
@@ -294,7 +294,7 @@ class Compiled:
 
 
 def _check_host(description: Description, name: str) -> None:
-    """Raise LoadError ("architecture", "cpu-feature") where this machine cannot run what was compiled."""
+    """Raise LoadError ("architecture", "cpu-feature") if this machine cannot run the code."""
     target = description.target
     if refusal := host.architecture_refusal(architecture(target.to_plain()), host.architecture()):
         raise LoadError("architecture", f"{name}: {refusal}")

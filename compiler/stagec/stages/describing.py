@@ -50,7 +50,7 @@ def describe(
         device_assignment=_assignment(module, mesh),
         kept_var_idx=program.kept_var_idx,
         donated=program.donated,
-        # XLA adds calls and drops dead ones: the optimized program is what runs.
+        # XLA adds calls and drops dead ones, so look at the optimized program.
         custom_calls={name: _provider(program, name) for name in sorted(calls)},
         cost_analysis=module.cost_analysis,
         memory_analysis=module.memory_analysis,
@@ -66,7 +66,7 @@ def describe(
 
 
 def mesh_of(program: Lowered) -> Mesh | None:
-    """Return the mesh of the module's shardings: the named one, which knows types of axes, or the declared one."""
+    """Return the mesh of the module's shardings: the named one (with types of axes), or the declared one."""
     if program.nr_devices == 1:
         return None
     named = [s.mesh for s in (*program.in_shardings, *program.out_shardings) if isinstance(s, NamedSharding)]
@@ -99,9 +99,9 @@ def fields(target: TargetSpec) -> dict[str, Any]:
 
 
 def spec_of(description: Description) -> ExecutableSpec:
-    """Return the spec that an executable was compiled by, of what its description says: without limits.
+    """Return the spec of an executable from its description, without limits.
 
-    Raises ValueError where a description does not have all of it: of a file it has the digest alone.
+    Raises ValueError if a description does not have all of it: of a file it has the digest alone.
     """
     target = description.target
     for name, fields_of in (("autotuning_results", target.settings), ("fdo_profile", target.compiler_options)):
@@ -116,5 +116,5 @@ def spec_of(description: Description) -> ExecutableSpec:
 
 
 def _provider(program: Lowered, name: str) -> str:
-    """Return who provides a custom call of the optimized program: XLA's compiler itself, where the module has none."""
+    """Return who provides a custom call of the optimized program: XLA's compiler, if the module has no such call."""
     return provider(name) if name in program.custom_calls or program.platform == "cpu" else TOOLCHAIN

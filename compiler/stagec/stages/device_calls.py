@@ -1,7 +1,7 @@
-"""What custom calls of devices compute, in instructions that CPUs run: those of cuBLAS, cuDNN, cuSOLVER and XLA:TPU.
+"""Custom calls of devices as instructions for CPUs: those of cuBLAS, cuDNN, cuSOLVER and XLA:TPU.
 
 Their names, operands and configurations are those of XLA (xla/service/gpu/cublas_cudnn.h, backend_configs.proto) and of
-JAX (jaxlib/gpu/solver_kernels_ffi.h). What is not here is refused by name.
+JAX (jaxlib/gpu/solver_kernels_ffi.h). This module refuses other calls by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WIDER = {"bf16": "f32", "f16": "f32", "s8": "s32", "u8": "s32"}
 
 
 def rewrite(writer: Writer) -> str:
-    """Write what a custom call computes; return its name. Raises Refused."""
+    """Write the instructions of a custom call; return the name of its result. Raises Refused."""
     target = writer.attributes["custom_call_target"].strip('"')
     if target not in CALLS:
         raise Refused("it has no reference implementation")
@@ -28,7 +28,7 @@ def rewrite(writer: Writer) -> str:
 
 
 def _with_workspace(writer: Writer, *values: str) -> str:
-    """The result of a call, with what it has beside that nobody reads: its workspace."""
+    """The result of a call, beside its workspace, which nobody reads."""
     if not writer.type.startswith("("):
         return values[0]
     rest = hlo.parts(writer.type)[len(values) :]
@@ -36,7 +36,7 @@ def _with_workspace(writer: Writer, *values: str) -> str:
 
 
 def _wide(type_: Array) -> Array:
-    """The type in which sums are made."""
+    """The type of sums."""
     return type_._replace(dtype=_WIDER.get(type_.dtype, type_.dtype))
 
 
@@ -68,7 +68,7 @@ _EPILOGUES: Mapping[str, tuple[bool, Callable[[Writer, str], str] | None]] = {
     "GELU": (False, _gelu),
     "BIAS_GELU": (True, _gelu),
 }
-"""What follows a product: whether a vector is added, and what is applied then."""
+"""The operations after a product: whether to add a vector, and the function to apply then."""
 
 
 def _dot_dims(config: Mapping[str, Any]) -> dict[str, str]:
@@ -99,7 +99,7 @@ def _product(writer: Writer) -> str:
 
 
 def _product_of_eighths(writer: Writer) -> str:
-    """`a @ b`, each with a scale; with more operands XLA writes other products, whose order is not known here."""
+    """`a @ b`, each with a scale; with more operands XLA writes other products in an order unknown here."""
     config, operands = writer.config["gemm_backend_config"], writer.operands
     if config.get("beta") or config.get("epilogue", "DEFAULT") != "DEFAULT" or len(operands) != 4:
         raise Refused(f"it has {len(operands)} operands, and epilogue {config.get('epilogue')}")
@@ -112,7 +112,7 @@ def _product_of_eighths(writer: Writer) -> str:
 
 
 def _top(writer: Writer) -> str:
-    """The largest elements of each row, and where they were: those of a stable sort."""
+    """The largest elements of each row, and their positions, from a stable sort."""
     (operand,) = writer.operands
     given, (values, indices) = array(writer.types[operand]), writer.results
     last = len(given.dims) - 1
@@ -139,7 +139,7 @@ def _triangular_solve(writer: Writer) -> str:
 
 
 class _Window:
-    """The window and the dimensions of a convolution: those of the one that it is, or is a derivative of.
+    """The window and the dimensions of a convolution; for a derivative, those of the original convolution.
 
     given: attributes. Raises Refused.
     """
@@ -228,12 +228,12 @@ _TURNED = str.maketrans("io", "oi")
 
 
 def _regrouped(writer: Writer, kernel: str, window: _Window) -> str:
-    """A kernel of groups whose inputs and outputs change places: each group keeps its own."""
+    """A kernel of groups with inputs and outputs exchanged inside each group."""
     type_ = array(writer.types[kernel])
     inputs, outputs = window.kernel.index("i"), window.kernel.index("o")
     each = type_.dims[outputs] // window.groups
     split = (*type_.dims[:outputs], window.groups, each, *type_.dims[outputs + 1 :])
-    # The dimension of groups goes to where the inputs are.
+    # Move the dimension of groups to that of the inputs.
     order = [axis for axis in range(len(split)) if axis != outputs]
     order.insert(order.index(inputs + (inputs > outputs)), outputs)
     moved = [split[axis] for axis in order]
@@ -291,7 +291,7 @@ def _by_columns(type_: Array) -> str:
 
 
 def _same_routine(writer: Writer, name: str) -> str:
-    """LAPACK's routine of the same name, which has the same operands and results."""
+    """LAPACK's routine of the same name, with the same operands and results."""
     made = _lapack(writer, name, writer.results)
     return made if writer.type.startswith("(") else writer.element(made, 0)
 
@@ -322,7 +322,7 @@ def _singular_values(writer: Writer) -> str:
 
 
 def _permutation(writer: Writer) -> str:
-    """Rows exchanged with those that pivots name, one after the other."""
+    """Exchange rows with the rows of the pivots, one after the other."""
     (pivots,), result = writer.operands, writer.result
     if len(result.dims) != 1:
         raise Refused("of a batch")
@@ -354,12 +354,12 @@ def _permutation(writer: Writer) -> str:
 
 
 def _first(writer: Writer) -> str:
-    """A call that says something about its operand, which is its result."""
+    """A call that annotates its operand, and returns it."""
     return writer.operands[0]
 
 
 def _buffer(writer: Writer) -> str:
-    """Memory in which nothing is yet: what reads it gives no number."""
+    """Uninitialized memory: reading it gives no number."""
     type_ = writer.result
     floating = type_.dtype.startswith(("f", "bf"))
     return writer.full(type_.plain, "nan") if floating else writer.zeros(type_.plain)
@@ -433,4 +433,4 @@ CALLS: Mapping[str, Callable[[Writer], str]] = {
     "cusolver_potrf_ffi": lambda writer: _cholesky(writer, writer.config["lower"]),
     "cusolver_syevd_ffi": _eigenvalues,
 }
-"""By the name of a call, what writes it: a tuple of all results, or the first one, of any dtype."""
+"""By the name of a call, the function that writes it: a tuple of all results, or the first one, of any dtype."""

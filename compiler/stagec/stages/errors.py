@@ -1,4 +1,4 @@
-"""What stages refuse."""
+"""Errors of stages."""
 
 
 class NotExported(ValueError):
@@ -10,4 +10,4 @@ class CannotLower(ValueError):
 
 
 class SizesDoNotFit(CannotLower):
-    """The sizes of the dimensions break a constraint of the function; the message says which, and whose sizes."""
+    """The sizes of the dimensions break a constraint of the function; the message names both."""

@@ -1,4 +1,4 @@
-"""The description of an exported artifact: what lies beside it as `<name>.exported.json`."""
+"""The description of an exported artifact: the file `<name>.exported.json` beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = 2
 """Version of the JSON form of an exported artifact's description.
 
 1 (November 2026): the first.
-2 (November 2026): it has all that the index of a bundle says of the artifact, so that nothing else reads the module.
+2 (November 2026): it has all facts for the index of a bundle, so that nothing else reads the module.
 3 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries; others have 2.
 """
 FORMATS = (1, FORMAT, 3)
@@ -37,7 +37,7 @@ def describe(
     spec: the function's spec. serialized: the artifact.
     versions: of jax, of stagec, and of everything else that tracing imported.
     constants: its large ones, each with "name", "aval" and "bytes".
-    bound: where the arguments are that the manifest binds to weights: name there -> `args[0]`.
+    bound: the places of the arguments that the manifest binds to weights: name there -> `args[0]`.
     parameters: names of the function's parameters, as a `Call` has them.
     """
     exported = Exported.deserialize(serialized)
@@ -68,12 +68,12 @@ def describe(
 
 
 def _cut(static: str, longest: int = 200) -> tuple[str, bytes]:
-    """Return what a reader sees of a static part, and all of it."""
+    """Return a static part in a short form for a reader, and in full."""
     return static if len(static) <= longest else f"{static[:longest]}...", static.encode()
 
 
 def _donated(spec: FunctionSpec, exported: Exported, parameters: Sequence[str]) -> list[str]:
-    """Return the places of the arguments whose buffers a call consumes: `args[0]`."""
+    """Return the places of the donated arguments, whose buffers a call consumes: `args[0]`."""
     call = Call("", exported.in_tree, exported.in_avals, exported.out_tree, exported.out_avals, parameters)
     given_away = {*spec.donate_argnames, *(f"args[{number}]" for number in spec.donate_argnums)}
     return [argument.place for argument in call.arguments if given_away & {argument.name, argument.place}]

@@ -1,6 +1,6 @@
 """`Exported`: a JAX function lowered to StableHLO, and its bytes, without JAX.
 
-`jax.export.deserialize` reads what `serialize` writes, and `deserialize` reads what JAX wrote
+`jax.export.deserialize` reads the bytes of `serialize`, and `deserialize` reads JAX's bytes
 (https://docs.jax.dev/en/latest/export/export.html).
 """
 
@@ -40,10 +40,10 @@ class Exported:
     in_avals: flat, in the order of `in_tree`'s leaves; dimensions may be expressions such as `2*batch`.
     out_tree: structure of the result.
     out_avals: flat; dimension variables are those of `in_avals`.
-    nr_devices: how many devices the module is lowered for.
+    nr_devices: the number of devices of the module.
     platforms: "cpu", "cuda", "rocm", "tpu"; with more than one, `main` takes their index as its first argument.
     ordered_effects, unordered_effects: class names of the effects in the module.
-    disabled_safety_checks: what was switched off at export: "platform", "shape_assertions", "custom_call:TARGET".
+    disabled_safety_checks: the checks that were off at export: "platform", "shape_assertions", "custom_call:TARGET".
     mlir_module_serialized: the module, in StableHLO's portable form (VHLO).
     calling_convention_version: of the module
         (https://docs.jax.dev/en/latest/export/export.html#calling-convention-versions).
@@ -75,14 +75,14 @@ class Exported:
 
     @staticmethod
     def deserialize(serialized: bytes | bytearray) -> Exported:
-        """Read what `serialize`, here or in JAX, wrote. Raises NotExported when the bytes are something else."""
+        """Read the bytes of `serialize`, here or in JAX. Raises NotExported when the bytes are something else."""
         exported: Exported = _serialization("deserialize").read(Exported, bytes(serialized))
         return exported
 
     def serialize(self, vjp_order: int = 0) -> bytes:
         """Return the bytes that `jax.export.deserialize` reads.
 
-        vjp_order: how many orders of the vector-Jacobian product to include.
+        vjp_order: the number of orders of the vector-Jacobian product to include.
         Raises ValueError when there are fewer, or when a dtype has no place in the format.
 
         >>> import numpy as np
@@ -116,7 +116,7 @@ class Exported:
 
     @property
     def in_shardings_hlo(self) -> tuple[xla_client.HloSharding | None, ...]:
-        """For each of `in_avals` XLA's form of its sharding; None where it is not specified."""
+        """For each of `in_avals` XLA's form of its sharding; None if it is not specified."""
         return _hlo(self._in_shardings, self.in_avals)
 
     @property
@@ -125,11 +125,11 @@ class Exported:
         return _hlo(self._out_shardings, self.out_avals)
 
     def in_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
-        """For each of `in_avals` its sharding over `mesh`; None where it is not specified.
+        """For each of `in_avals` its sharding over `mesh`; None if it is not specified.
 
         mesh: a `Mesh`, or a mesh of JAX.
 
-        Raises ValueError if its axes are not those that were exported.
+        Raises ValueError if its axes differ from the exported ones.
         """
         return _over(mesh, self._in_shardings, self.in_avals)
 
@@ -138,7 +138,7 @@ class Exported:
         return _over(mesh, self._out_shardings, self.out_avals)
 
     def interface(self) -> dict[str, Any]:
-        """Return what a caller has to know of it, as the index of a bundle says it (docs/bundle-format.md)."""
+        """Return the facts for a caller in the form of a bundle's index (docs/bundle-format.md)."""
         return {
             "in_tree": self.in_tree.to_json(),
             "in_avals": [str(aval) for aval in self.in_avals],
@@ -248,7 +248,7 @@ class Exported:
 
 
 def _serialization(method: str) -> Any:
-    """Return the module that reads and writes bytes. Raises ModuleNotFoundError, which says what to install."""
+    """Return the module that reads and writes bytes. Raises ModuleNotFoundError with advice about the package."""
     try:
         from stagec.stages import serialization
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""HLO text for CPUs, written an instruction at a time, and what is read of HLO text for that."""
+"""Write HLO text for CPUs, an instruction at a time, and read HLO text for that."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def attributes(text: str) -> dict[str, str]:
 
 
 class Writer:
-    """What the instructions of a device's computation become: instructions for CPUs, in the same computation.
+    """Writes a device's computation as instructions for CPUs, in the same computation.
 
     num_devices: of the program. values: for each of the device's instructions, the one that has its result.
     types: of those that were written. beside: computations that were written.
@@ -100,7 +100,7 @@ class Writer:
         self._parts = 0
 
     def begin(self, instruction: Instruction) -> None:
-        """Begin to write an instruction: what is written from here on has its name."""
+        """Begin an instruction: the following ones get names from it."""
         self.instruction, self._parts = instruction, 0
 
     @property
@@ -120,7 +120,7 @@ class Writer:
 
     @property
     def operands(self) -> list[str]:
-        """What was written for the instruction's operands."""
+        """The new names of the instruction's operands."""
         return [self.values[operand] for operand in self.instruction.operands]
 
     @property
@@ -148,7 +148,7 @@ class Writer:
         return self.write(type_, f"{opcode}({', '.join(f'%{name}' for name in operands)})", rest)
 
     def same(self, opcode: str, *operands: str) -> str:
-        """Write an operation of elements, whose result has the type of its operands."""
+        """Write an elementwise operation; its result has the type of its operands."""
         return self.add(self.types[operands[0]], opcode, *operands)
 
     def constant(self, dtype: str, value: str) -> str:
@@ -160,7 +160,7 @@ class Writer:
         return self.add(type_, "broadcast", self.constant(array(type_).dtype, value), dimensions="{}")
 
     def write(self, type_: str, text: str, rest: Mapping[str, str]) -> str:
-        """Write an instruction whose operands are text."""
+        """Write an instruction with operands given as a string."""
         self._parts += 1
         name = f"{self.instruction.name}.cpu{self._parts}"
         suffix = "".join(f", {key}={value}" for key, value in rest.items())
@@ -178,7 +178,7 @@ class Writer:
         return value if type_.dtype == dtype else self.add(type_._replace(dtype=dtype).plain, "convert", value)
 
     def zeros(self, type_: str) -> str:
-        """Write a value of a type, which nobody looks at: zeros."""
+        """Write an unused value of a type: zeros."""
         if type_.startswith("("):
             return self.add(type_, "tuple", *map(self.zeros, hlo.parts(type_) if type_ != "()" else []))
         if type_.startswith("token["):

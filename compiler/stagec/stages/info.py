@@ -1,4 +1,4 @@
-"""What is known of each argument and result of a stage, as `args_info` and `out_info` of JAX's classes have it."""
+"""The facts about each argument and result of a stage, for `args_info` and `out_info` as in JAX's classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stagec.stages.shardings import Format
 
 @dataclass(frozen=True)
 class ArgInfo:
-    """What is known of one argument.
+    """The facts about one argument.
 
     shape: its sizes. dtype: numpy's. donated: whether the caller gives its buffer away.
     """
@@ -26,9 +26,9 @@ class ArgInfo:
 
 @dataclass(frozen=True)
 class OutInfo:
-    """What is known of one result.
+    """The facts about one result.
 
-    shape: its sizes. dtype: numpy's. format: its layout and sharding; None for each where XLA may choose.
+    shape: its sizes. dtype: numpy's. format: its layout and sharding; None for each if XLA may choose.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class OutInfo:
 
     @property
     def sharding(self) -> Any:
-        """How it is split over devices; None where XLA may choose."""
+        """How it is split over devices; None if XLA may choose."""
         return self.format.sharding
 
 

@@ -1,4 +1,4 @@
-"""What an optimized program consists of: its arrays, operations, exchanges and kernels, and its limits.
+"""The parts of an optimized program: its arrays, operations, exchanges and kernels, and its limits.
 
 It is a file beside the executable that no bundle has, for reports and baselines: `stagec compile --inventory FILE`.
 """
@@ -35,12 +35,12 @@ def take(compiled: Compiled, hardware: Hardware, names: Sequence[str], spec: Exe
     """Return the inventory of an executable.
 
     names: of the arguments that it takes.
-    "executable_sha256" says of which executable. "operations": opcode -> "count" and "flops". "exchanges": rows of
+    "executable_sha256": the digest of the executable. "operations": opcode -> "count" and "flops". "exchanges": rows of
     "kind", "axes" of the mesh, "count", "bytes", "sent_bytes" and "seconds". "arrays": the largest, rows of "kind"
     (argument, result, temporary), "name", "type" and "bytes" on one device; "more": "count" and "bytes" of the others.
     "kernels": rows of `backends.cuda.kernels`; none for other platforms.
-    "hardware": "memory", "bandwidth" and "flops" of one device, null where they are not known. "limits": those of the
-    manifest, by key. Counts are as often as they run; "unknown" where that is not known.
+    "hardware": "memory", "bandwidth" and "flops" of one device, null if they are not known. "limits": those of the
+    manifest, by key. Counts are numbers of runs; "unknown" if they are not known.
     """
     description, program = compiled.description, compiled.as_text()
     mesh = description.device_assignment
@@ -80,7 +80,7 @@ def to_json(inventory: Inventory) -> str:
 
 
 def from_json(text: bytes) -> dict[str, Any]:
-    """Read what `to_json` wrote. Raises ValueError, naming the key at fault, when it is something else."""
+    """Read the JSON form of `to_json`. Raises ValueError, naming the key at fault, when it is something else."""
     data = strict_json.parse(text, LARGEST)
     if not isinstance(data, dict) or data.get("kind") != "inventory":
         raise ValueError("it is not an inventory of an executable")

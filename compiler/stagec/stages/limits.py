@@ -1,4 +1,4 @@
-"""Limits of an executable: what is over one, and which arrays take the memory.
+"""Check the limits of an executable, and find the arrays that take the memory.
 
 A limit is the manifest's, or the memory of the device. It decides whether there is an executable, never what is in it.
 """
@@ -32,7 +32,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 def exceeded(
     compiled: Compiled, hardware: Hardware, names: Callable[[], Sequence[str]], spec: ExecutableSpec
 ) -> Iterator[Problem]:
-    """Yield what is over a limit of `spec`, or over the memory of the device.
+    """Yield the costs over a limit of `spec`, or over the memory of the device.
 
     names: returns those of the arguments that it takes.
     A metric that is not known is over its limit, unless that is allowed, and within the memory of the device.
@@ -70,7 +70,7 @@ def exceeded(
 def compared(
     limits: Mapping[str, Any], description: Description, kernels: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any, float]]:
-    """Yield the name of each limit, what the executable takes, and the limit; `collectives.KIND` for each with one."""
+    """Yield the name of each limit, the executable's cost, and the limit; `collectives.KIND` for each limited kind."""
     analysis = description.analysis
     counts = {kind: row["count"] for kind, row in analysis["collectives"].items()}
     metrics = {
@@ -89,20 +89,20 @@ def compared(
 
 
 def _listed(reasons: Sequence[str]) -> str:
-    """The first of some reasons, and how many more there are."""
+    """The first of some reasons, and the number of the others."""
     more = [f"{len(reasons) - _REASONS} more"] if len(reasons) > _REASONS else []
     return ", ".join([*reasons[:_REASONS], *more])
 
 
 def _pair(key: str, metric: float, limit: float) -> tuple[str, str]:
-    """Both numbers as text, in full where they would read alike."""
+    """Both numbers as strings, in full if they would look alike."""
     short = in_bytes(metric), in_bytes(limit)
     in_full = f"{metric:,.0f}", f"{limit:,.0f}"
     return short if key in IN_BYTES and short[0] != short[1] else in_full
 
 
 def advice(spec: ExecutableSpec, seconds: float) -> Problem | None:
-    """Return what to say of the time that compiling took; None when it is within the limit. It is not a mistake."""
+    """Return a warning about the time of compiling; None when it is within the limit. It is not a mistake."""
     limit = spec.limits.compile_time
     if limit is None or seconds <= limit:
         return None
@@ -141,7 +141,7 @@ def in_bytes(size: float) -> str:
 
 
 _KNOWN = ("peak_memory", "flops", "bytes_accessed", "executable_size", "collectives", *KERNEL_METRICS)
-"""Limits of what is known when an executable is there."""
+"""Limits that need the executable."""
 IN_BYTES = ("peak_memory", "bytes_accessed", "executable_size", "shared_memory", "spills")
 """Metrics that are numbers of bytes."""
 _NAMES = {
@@ -155,13 +155,13 @@ _NAMES = {
 
 
 def _about(spec: ExecutableSpec) -> str:
-    """Say which executable it is about: limits hold for all buckets and variants."""
+    """Name the executable, because limits hold for all buckets and variants."""
     name = f"{naming.artifact(spec.function, spec.variant)} for {spec.target.name}"
     return ", ".join(filter(None, (name, naming.bucket(spec.bucket))))
 
 
 def _table(description: Description, program: str, names: Sequence[str]) -> str:
-    """The largest arrays on one device, and which argument or result each is."""
+    """The largest arrays on one device, each with its argument or result."""
     analysis = description.analysis
     sums = [
         f"{name} {analysis[key] if analysis[key] == UNKNOWN else in_bytes(analysis[key])}"
@@ -188,7 +188,7 @@ def named(arrays: Sequence[Buffer], description: Description, names: Sequence[st
 
 
 def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Lines of a table: size, kind and what it is."""
+    """Lines of a table: size, kind and name."""
     width = max((len(size) for size, _, _ in rows), default=0)
     return [f"{size:>{width}}  {kind:<9}  {what}" for size, kind, what in rows]
 

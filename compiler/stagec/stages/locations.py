@@ -1,7 +1,7 @@
-"""Where operations come from: find in `<name>.debug.mlir` what an error or a profile of XLA's speaks of.
+"""Where operations come from: find the operations of XLA's errors and profiles in `<name>.debug.mlir`.
 
 XLA knows no lines of ours, for executables hold none. It names an operation (`jit(f)/tanh`), an instruction that is
-called after one (`%tanh.2`), an opcode or the target of a custom call; of memory it says how much is missing.
+called after one (`%tanh.2`), an opcode or the target of a custom call; an error about memory says how much is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST = 1 << 28
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of a call stack; `file` is relative to the workspace, `function` is "" where it is not known."""
+    """A line of a call stack; `file` is relative to the workspace, `function` is "" if it is not known."""
 
     file: str
     line: int
@@ -43,10 +43,10 @@ class Frame:
 class Operation:
     """An operation of a program.
 
-    name: JAX's, such as "jit(f)/tanh"; "" where it has none.
+    name: JAX's, such as "jit(f)/tanh"; "" if it has none.
     opcode: without its dialect, such as "dot_general".
     target: of a custom call, "" of all others.
-    frames: the call stack of the line that it comes from, innermost first; empty where it is not known.
+    frames: the call stack of the line that it comes from, innermost first; empty if it is not known.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Operation:
 
 
 def read(text: str) -> tuple[Operation, ...]:
-    """Return the operations of a module in its text form. Raises ValueError when the text is something else."""
+    """Return the operations of a module in its text form. Raises ValueError for any other string."""
     from jaxlib.mlir import ir
 
     from stagec.pjrt.dialects import make_context
@@ -117,7 +117,7 @@ def of_module(module: ir.Module) -> tuple[Operation, ...]:
 
 
 def locate(text: str, operations: Iterable[Operation]) -> list[Operation]:
-    """Return the operations that `text`, the name of one or an XLA message, speaks of; equal ones once.
+    """Return the operations in `text` (a name or an XLA message), equal ones once.
 
     The first way of speaking that fits counts: by name, by instruction, by custom call, by opcode. An error from inside
     a custom call (`[execute] ...`) says no name: all custom calls are returned.
@@ -141,7 +141,7 @@ def locate(text: str, operations: Iterable[Operation]) -> list[Operation]:
 
 
 def find(path: Path, text: str) -> list[Operation]:
-    """Return the operations of the module at `path` that `text` speaks of, as `locate` does, read in a child process.
+    """Return the operations in `text` from the module at `path`, like `locate`, but read it in a child process.
 
     Raises OSError, and ValueError when the file is not a module.
     """
@@ -150,12 +150,12 @@ def find(path: Path, text: str) -> list[Operation]:
 
 
 def located(module: bytes, text: str) -> list[dict[str, Any]]:
-    """Do that in this process, which jaxlib may end where the module is damaged; return the fields of operations."""
+    """Do that in this process; jaxlib may end it if the module is damaged. Return the fields of operations."""
     return [asdict(operation) for operation in locate(text, read(module.decode()))]
 
 
 def largest(hlo: str) -> list[str]:
-    """Return the names of the operations of an HLO module, in its text form, that have the largest results.
+    """Return the names of the operations with the largest results in the text form of an HLO module.
 
     Those that are at least half as large as the largest, at most three.
     """
@@ -183,7 +183,7 @@ def as_text(operations: Sequence[Operation]) -> str:
 def add_note(error: BaseException, debug: Path, hlo: str) -> None:
     """Add to an error of XLA's the lines of the sources that it is about, as the file `debug` says.
 
-    hlo: the program that failed, as text; "" where there is none.
+    hlo: the program that failed, as a string; "" if there is none.
     """
     text = str(error)
     if "RESOURCE_EXHAUSTED" in text:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A StableHLO module with static shapes for one platform, and what is needed to compile and call it.
+    """A StableHLO module with static shapes for one platform, ready to compile and call.
 
     Methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Lowered).
 
@@ -39,11 +39,11 @@ class Lowered:
     donated: for each argument, whether the caller gives its buffer away.
     custom_calls: sorted names of the custom calls that the module makes.
     module: MLIR bytecode of the module; its locations hold argument names only, if it was exported with them.
-    nr_devices: how many devices the module runs on, in one partition each.
-    in_shardings, out_shardings: how each array is split over them; None if XLA may choose.
+    nr_devices: the number of devices that the module runs on, in one partition each.
+    in_shardings, out_shardings: the sharding of each array; None if XLA may choose.
     in_memory_kinds, out_memory_kinds: the memory of each array that the module takes or returns, such as "pinned_host";
         None is the device's own.
-    compiler_options: those that the function asks for.
+    compiler_options: the function's own.
     """
 
     fun_name: str
@@ -111,7 +111,7 @@ class Lowered:
         raise ValueError(f"unknown dialect: {dialect}; write stablehlo or hlo")
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """Return the module as text.
+        """Return the module as a string.
 
         dialect: "stablehlo" (the default) or "hlo".
         debug_info: with locations, or with the metadata of HLO.
@@ -137,7 +137,7 @@ class Lowered:
         *,
         device_assignment: Any = None,
     ) -> Compiled:
-        """Compile, and return what can be called.
+        """Compile, and return a callable executable.
 
         compiler_options: as of `jit`. They go before those of the function.
         target: None means the CPU of this machine. Before you compile for a named target, call `prepare_process` of

@@ -102,7 +102,7 @@ def _static(aval: Aval, bucket: Mapping[str, int], fun_name: str) -> Aval:
 
 
 def _constant(kind: ir.Type, value: int) -> Any:
-    """Return a constant of the type of a platform index, which has 64 bits where JAX traced with x64 enabled."""
+    """Return a constant of a platform index's type; the type has 64 bits if JAX traced with x64 enabled."""
     scalar = ir.RankedTensorType(kind)
     splat = ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(scalar.element_type, value))
     return stablehlo.constant(splat)
@@ -191,11 +191,11 @@ def _refined(module: ir.Module) -> bytes:
 
 
 _SIZE = re.compile(r"'(\w+)' = (\d+) from specification '([^']+)' for dimension (.+?) \(= (\d+)\)")
-"""How the shape assertions of `jax.export` say where the size of a name comes from."""
+"""The form in which shape assertions of `jax.export` name the origin of a size."""
 
 
 def _violated(status: str) -> str:
-    """Return what the failed shape assertion in XLA's status says, with the sizes and their arguments; "" without."""
+    """Return the message of the failed shape assertion in XLA's status, with the sizes and arguments; "" without."""
     assertion = re.search(r"Input shapes do not match .*?(?=\s*Using the following|\s*Obtained dimension|$)", status)
     if not assertion:
         return ""
@@ -207,10 +207,10 @@ def _violated(status: str) -> str:
 
 
 def _violated_alone(module: ir.Module) -> str:
-    """Return the shape assertion of `main` that does not hold, "" where all do; the module is of no use after that.
+    """Return the shape assertion of `main` that does not hold, "" if all hold; the module is unusable after that.
 
-    What depends on a constraint may end refinement before XLA gets to the assertion, a slice for example. So the
-    function that `main` calls after them is left out.
+    An operation that depends on a constraint, such as a slice, may end refinement before the assertion. So this leaves
+    out the function that `main` calls after the assertions.
     """
     main = mlir.main_function(module)
     block = main.regions[0].blocks[0]

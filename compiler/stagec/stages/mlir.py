@@ -35,14 +35,14 @@ def context() -> Iterator[ir.Context]:
 
 
 class TooNew(ValueError):
-    """A portable artifact is of a later StableHLO than this jaxlib's."""
+    """A portable artifact has a later StableHLO version than this jaxlib."""
 
 
 def read_artifact(context: ir.Context, artifact: bytes) -> ir.Module:
     """Read a VHLO portable artifact (`Exported.mlir_module_serialized`).
 
-    Raises ValueError when it is not one; TooNew where that is because of its version, which stands behind MLIR's magic
-    number (https://openxla.org/stablehlo/bytecode).
+    Raises ValueError when it is not one; TooNew if its version is too new. The version follows MLIR's magic number
+    (https://openxla.org/stablehlo/bytecode).
     """
     if made := re.match(rb"ML\xefR.StableHLO_v(\d+)\.(\d+)\.(\d+)\0", artifact, re.DOTALL):
         version, here = ".".join(map(bytes.decode, made.groups())), stablehlo.get_current_version()
@@ -113,7 +113,7 @@ def custom_calls(module: ir.Module) -> set[str]:
 
 
 def has_operation(module: ir.Module, prefix: str) -> bool:
-    """Whether a module has an operation whose name starts with `prefix`, such as "chlo."."""
+    """Whether a module has an operation with a name that starts with `prefix`, such as "chlo."."""
     matched = False
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
@@ -134,7 +134,7 @@ def inventory(artifact: bytes) -> dict[str, str]:
 
 
 def argument_names(serialized: bytes, count: int) -> list[str]:
-    """Return the names of a module's last `count` arguments: JAX's, such as "params['w']"; "" where it has none."""
+    """Return the names of a module's last `count` arguments: JAX's, such as "params['w']"; "" if it has none."""
     with context() as current:
         module = read_artifact(current, serialized)
         result = [""] * count

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) -> Compiled:
-    """Compile for the CPU in front of us; what the program may need is what this CPU has."""
+    """Compile for this machine's CPU; the program may need all of its features."""
     loaded = load(program, options, clients.devices("cpu", program.nr_devices))
     serialized = bytes(loaded.loaded.serialize())
     hlo = str(loaded.loaded.hlo_modules()[0].to_string())
@@ -55,7 +55,7 @@ def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) ->
 
 
 def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
-    """Compile for devices of this process with JAX's own settings: XLA chooses shardings where none is given.
+    """Compile for devices of this process with JAX's own settings: XLA chooses shardings that are not given.
 
     devices: as many as the module is lowered for. Raises CannotCompile when XLA refuses the module or an option.
     """

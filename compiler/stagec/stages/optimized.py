@@ -1,10 +1,10 @@
-"""The program that a device's compiler decided, as one that CPUs run: to see what is wrong with it without the device.
+"""Run the optimized program of a device's compiler on CPUs, to find its faults without the device.
 
 Fusions become calls, bitcasts what they do to elements in memory, what runs beside something else runs at once, and
 calls of a vendor's libraries their reference (`device_calls`). A partition of the program becomes a replica: CPUs run
 the collectives that the partitioner wrote, and partition nothing again.
 
-What the instructions mean: https://openxla.org/xla/operation_semantics.
+The meaning of the instructions: https://openxla.org/xla/operation_semantics.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DROPPED = frozenset(
         "use_global_device_ids",
     )
 )
-"""Attributes that say how, and not what; or of which devices partitions are."""
+"""Attributes that do not change the result, or that name the devices of partitions."""
 _REFUSED = {
     **dict.fromkeys(("infeed", "outfeed", "send", "send-done", "recv", "recv-done"), "it exchanges data with a host"),
     "rng-get-and-update-state": "its state is the device's",
@@ -95,7 +95,7 @@ def _name(text: str) -> str:
 
 
 def _check(writer: Writer) -> None:
-    """Compare what a call passes with what the computation takes, and gives, layouts too: nothing copies between.
+    """Compare a call's operands and result with the computation's parameters and result, layouts too: nothing copies.
 
     Raises Refused. Instructions are for CPUs without layouts, so what follows a wrong one would not show it.
     """
@@ -132,7 +132,7 @@ def _compare(passed: str, taken: str) -> None:
 
 
 def check_aliases(text: str, donated: Collection[int]) -> None:
-    """Compare the parameters whose memory results take with those that may be taken.
+    """Compare the parameters with memory that results take with the donated ones.
 
     donated: numbers of parameters. Raises NotCovered.
     """
@@ -171,7 +171,7 @@ def _kept(writer: Writer) -> dict[str, str]:
 
 
 def _same(writer: Writer, operation: str = "", type_: str = "") -> str:
-    """The same instruction, without what is for the device alone."""
+    """The same instruction, without attributes for the device."""
     opcode, rest = operation or writer.instruction.opcode, _kept(writer)
     if "replica_groups" in rest:
         rest["replica_groups"] = _groups(writer)
@@ -189,7 +189,7 @@ def _same(writer: Writer, operation: str = "", type_: str = "") -> str:
 
 _FLOATS = frozenset(("bf16", "f16", "f32"))
 _ONE_BY_ONE = frozenset(("all-gather", "all-reduce", "collective-permute", "reduce-scatter"))
-"""Exchanges of several arrays that do with each what they do with one."""
+"""Exchanges that treat each of several arrays like one."""
 _OTHER_DTYPE = frozenset(
     [
         "convert",
@@ -205,7 +205,7 @@ _OTHER_DTYPE = frozenset(
         "call",
     ]
 )
-"""Operations whose result may have another dtype than their operands, for everybody."""
+"""Operations that may have a result of another dtype than their operands on all platforms."""
 
 
 def _mixed(opcode: str, type_: str) -> bool:
@@ -253,7 +253,7 @@ def _written(writer: Writer) -> str:
 
 
 def _called(writer: Writer, type_: str) -> str:
-    """Write a call; what it passes and gives has the dtypes that the computation has."""
+    """Write a call; its operands and result have the dtypes of the computation."""
     called = writer.program.computations[writer.instruction.called]
     passed = [
         _converted(writer, operand, plain(parameter.type).partition("[")[0])
@@ -264,7 +264,7 @@ def _called(writer: Writer, type_: str) -> str:
 
 
 def _start(writer: Writer) -> str:
-    """What begins beside others is done at once; its result is in a tuple as the device has it."""
+    """Run an asynchronous start at once; its result is in a tuple, as on the device."""
     operation, operands = writer.instruction.operation, writer.operands
     if operation == "all-reduce":
         return _same(writer, operation)
@@ -305,7 +305,7 @@ def module(serialized: bytes) -> Any:
 
 
 def readable(optimized: Any) -> str:
-    """Return jaxlib's HloModule as the text that `for_cpus` takes."""
+    """Return jaxlib's HloModule as a string for `for_cpus`."""
     options = compatibility.hlo().HloPrintOptions()
     options.print_large_constants = True
     options.print_metadata = False
@@ -313,7 +313,7 @@ def readable(optimized: Any) -> str:
 
 
 class _Replicas:
-    """jaxlib's executable of replicas, which says how the partitions that they stand for split arrays."""
+    """jaxlib's executable of replicas, with the shardings of the partitions that the replicas stand for."""
 
     def __init__(self, loaded: _jax.LoadedExecutable, optimized: Any) -> None:
         # Without shardings each device has the whole of all arrays.
@@ -339,8 +339,8 @@ def load(
     """Compile an optimized program of a device for as many CPU devices.
 
     serialized: XLA's HloModuleProto. parameters, results: of each array shape and dtype, whole. donated: numbers of the
-    parameters whose memory results may take; here they take none.
-    Raises NotCovered; LoadError ("executable") where XLA refuses what was made of it, ("device-count").
+    parameters with memory that results may take; here they take none.
+    Raises NotCovered; LoadError ("executable") if XLA refuses the new program, ("device-count").
     """
     optimized = module(serialized)
     text = readable(optimized)

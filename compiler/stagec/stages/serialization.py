@@ -1,6 +1,6 @@
 """The bytes of an `Exported`: the flatbuffers schema of `jax.export`, read and written without JAX.
 
-Tables and enumerations are those of `export_schema`. What is written is version 11 of JAX's schema, as the pinned JAX
+Tables and enumerations are those of `export_schema`. `serialize` writes version 11 of JAX's schema, as the pinned JAX
 writes it: with the lists of avals and shardings that older readers want (before April 2026).
 """
 
@@ -39,21 +39,21 @@ _SCALARS: Mapping[str, Any] = {
     "uint32": types.Uint32Flags,
 }
 _NOTHING: Mapping[str, Any] = {**dict.fromkeys(_SCALARS, 0), "bool": False, "string": "", "bytes": b""}
-"""What a field of a type is that is not stored; None for the others."""
+"""The default of a field that is not stored, by type; None for the others."""
 
 _Fields: TypeAlias = Mapping[str, Any]
-"""What a table is written of: its fields by name, in the order in which they are stored; None: it does not have it.
+"""The content of a table: its fields by name, in the stored order; None for a missing field.
 
 A field that is a table has such a mapping in its turn.
 """
 
 
 def read(kind: type[Exported], serialized: bytes) -> Exported:
-    """Read what `jax.export.Exported.serialize` wrote, as a `kind`. Raises NotExported when it is something else."""
+    """Read the bytes of `jax.export.Exported.serialize` as a `kind`. Raises NotExported for any other bytes."""
     try:
         start = flatbuffers.encode.Get(types.UOffsetTFlags.packer_type, serialized, 0)
         return _read_exported(kind, _Table("Exported", serialized, start, _Budget(len(serialized))))
-    # flatbuffers checks nothing: what a wrong offset raises depends on where it points.
+    # flatbuffers checks nothing: the error for a wrong offset depends on its target.
     except (ValueError, IndexError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise NotExported(f"not a serialized jax.export.Exported ({error or type(error).__name__})") from error
 
@@ -69,7 +69,7 @@ def write(exported: Exported, vjp_order: int) -> bytes:
 
 
 class _Type(NamedTuple):
-    """What a field is. scalar: flatbuffers' type; None for others. many: whether it is a vector of such values."""
+    """The type of a field. scalar: flatbuffers' type; None for others. many: whether it is a vector of such values."""
 
     slot: int
     scalar: Any
@@ -87,8 +87,8 @@ def _type(table: str, field: str) -> _Type:
 class _Budget:
     """How much may still be read of a buffer.
 
-    Offsets may point to one place from many others, which makes a small file a large value. What writers store is read
-    once, so all that is read has no more bytes than the file.
+    Offsets may point to one place from many others, which makes a small file a large value. Writers' files need only
+    one read of each byte, so this reads no more bytes than the file has.
     """
 
     def __init__(self, size: int) -> None:
@@ -130,14 +130,14 @@ class _Table:
         return [self._value(place, scalar, name) for place in range(start, start + width * length, width)]
 
     def required(self, field: str) -> _Table:
-        """Return a field that is a table. Raises ValueError where it is not stored."""
+        """Return a field that is a table. Raises ValueError if it is not stored."""
         table: _Table | None = self[field]
         if table is None:
             raise ValueError(f"field {_type(self._name, field).slot} is missing")
         return table
 
     def _value(self, at: int, scalar: Any, name: str) -> Any:
-        """Return a value that is at a place, or to which the offset there leads."""
+        """Return the value at a place, or at the target of the offset there."""
         if scalar:
             return self._table.Get(scalar, at)
         if name not in ("string", "bytes"):
@@ -150,13 +150,13 @@ class _Table:
         return stored if name == "bytes" else stored.decode("utf-8")
 
     def _content(self, at: int) -> tuple[int, int]:
-        """Return where the content of a vector or string is, and its length, which stands before it."""
+        """Return the start of a vector's or string's content, and its length, which is stored before the content."""
         start = self._table.Indirect(at)
         return start + 4, self._table.Get(types.UOffsetTFlags, start)
 
 
 def _write(builder: flatbuffers.Builder, table: str, fields: _Fields) -> int:
-    """Write a table after all that it has, as flatbuffers wants it; return its offset.
+    """Write a table after its content, as flatbuffers requires; return its offset.
 
     One call for each table: trees may be nested deeply.
     """
@@ -184,7 +184,7 @@ def _write(builder: flatbuffers.Builder, table: str, fields: _Fields) -> int:
 
 
 def _vector(builder: flatbuffers.Builder, scalar: Any, parts: Sequence[Any]) -> int:
-    """Write a vector of scalars, or of offsets where `scalar` is None; return its offset."""
+    """Write a vector of scalars, or of offsets if `scalar` is None; return its offset."""
     width = scalar.bytewidth if scalar else 4
     builder.StartVector(width, len(parts), width)
     for part in reversed(parts):
@@ -239,7 +239,7 @@ def _read_exported(kind: type[Exported], table: _Table) -> Exported:
 
 
 def _check(exported: Exported) -> None:
-    """Raise ValueError where fields do not belong together; offsets that were changed often give such values."""
+    """Raise ValueError if fields do not belong together; offsets that were changed often give such values."""
     count, kept = len(exported.in_avals), exported.module_kept_var_idx
     if list(kept) != sorted({index for index in kept if index < count}):
         raise ValueError("the indices of kept arguments are not sorted, or there are fewer arguments")
@@ -336,7 +336,7 @@ def _tree(tree: Tree) -> _Fields:
 
 
 def _with_keys(node: Tree) -> Tree:
-    """Return a dict with keys that are not strings, which is a custom node for JAX's format; another node as it is."""
+    """Return a dict with keys that are not strings as a custom node for JAX's format; other nodes stay unchanged."""
     keyed = node.keyed if node.name == _DICT else None
     if keyed is None or keyed.keys is None or any(type(key) is not Item for key in keyed.entries or ()):
         return node
@@ -423,7 +423,7 @@ def _named_sharding(sharding: NamedSharding, meshes: Sequence[Mesh]) -> _Fields:
 def _read_sharding(table: _Table, meshes: Sequence[Mesh]) -> OneSharding:
     if named := table["named_sharding"]:
         return _read_named_sharding(named, meshes)
-    # Before version 6, January 2026, XLA's own form was stored; that of a replicated array has no bytes.
+    # Versions before 6 (January 2026) stored XLA's own form; a replicated array's has no bytes.
     if "hlo_sharding_proto" not in table:
         return None
     proto = xla_client.OpSharding()

@@ -23,7 +23,7 @@ AXIS_TYPES = ("Auto", "Explicit", "Manual")
 
 @dataclass(frozen=True)
 class AbstractDevice:
-    """What is known of the devices of a mesh: their kind as PJRT names it, cores of each if known, platform."""
+    """The facts about the devices of a mesh: their kind by PJRT's name, cores of each if known, platform."""
 
     device_kind: str
     num_cores: int | None = None
@@ -39,7 +39,7 @@ class Mesh:
     axis_sizes: number of devices along each axis.
     axis_names: name of each axis.
     axis_types: for each axis one of AXIS_TYPES. Empty stands for "Auto" for all axes.
-    abstract_device: which devices they are. None if any will do.
+    abstract_device: the kind of devices. None if any will do.
 
     Raises ValueError unless there is a size, a name and a type for each axis.
     """
@@ -115,7 +115,7 @@ class NamedSharding:
     As `jax.sharding.NamedSharding` (https://docs.jax.dev/en/latest/jax.sharding.html#jax.sharding.NamedSharding).
 
     mesh: axes and their sizes.
-    spec: over which axes each dimension is split.
+    spec: the axes that split each dimension.
     memory_kind: "device", "pinned_host" or "unpinned_host"; None is the platform's default.
     """
 
@@ -208,7 +208,7 @@ class Layout:
 
     major_to_minor: dimensions from the slowest to the fastest.
     tiling: tiles of the fastest dimensions; empty on CPUs.
-    sub_byte_element_size_in_bits: of packed elements such as int4; 0 where elements are whole bytes.
+    sub_byte_element_size_in_bits: of packed elements such as int4; 0 if elements are whole bytes.
     """
 
     major_to_minor: tuple[int, ...]
@@ -225,7 +225,7 @@ class Format:
 
 
 def named_sharding(hlo: xla_client.HloSharding, ndim: int, mesh: Any) -> NamedSharding:
-    """Return the NamedSharding over `mesh` whose XLA form is `hlo`, for an array of `ndim` dimensions.
+    """Return the NamedSharding over `mesh` with the XLA form `hlo`, for an array of `ndim` dimensions.
 
     Raises ValueError when the mesh has none.
     """
@@ -265,7 +265,7 @@ def _partitions(sizes: Sequence[int], axes: Mapping[str, int]) -> Iterator[parti
 
 
 def _products(size: int, axes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-    """Yield every sequence of axes, each of more than one device, whose sizes multiply to `size`."""
+    """Yield every sequence of axes of more than one device each, with sizes that multiply to `size`."""
     if size == 1:
         yield ()
         return

@@ -1,4 +1,4 @@
-"""An action that the template has forked for, as the worker sees it: what it prints, and how it ends."""
+"""A forked action, from the worker's view: its output, and its end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stagec.worker.place import Place
 from stagec.worker.protocol import Requests
 
 _SHOWN = 1 << 19
-"""Bytes of what an action prints that are shown. Bazel shows nothing of a MiB or more."""
+"""The most bytes of an action's output to show. Bazel shows nothing of a MiB or more."""
 _SAID = 1 << 16
 ENDED = struct.Struct("iq")
-"""What the template says of an action: the status of waitpid, and the KiB of memory that it had at the most."""
+"""The template's report on an action: the status of waitpid, and the most memory that it used, in KiB."""
 
 
 class Action:
@@ -53,7 +53,7 @@ class Action:
         return True
 
     def end(self, folder: str) -> Ended:
-        """Wait for the end of the process; all that it started must be dead. folder: the execution root."""
+        """Wait for the end of the process; its descendants must be dead. folder: the execution root."""
         message = self._template.recv(ENDED.size, socket.MSG_WAITALL)
         if len(message) < ENDED.size:
             raise RuntimeError("the process that imports packages died")
@@ -64,12 +64,12 @@ class Action:
 class Ended:
     """How an action ended.
 
-    status: the exit status of its command; None where the process ended in the middle of its work.
-    output: what it printed, and what it looked for and did not declare. memory: the bytes that it had at the most.
+    status: the exit status of its command; None if the process ended in the middle of its work.
+    output: its output, and the undeclared files that it looked for. memory: the most bytes that it used.
     """
 
     def __init__(self, how: int, memory: int, printed: bytes, word: bytes, folders: Sequence[str]) -> None:
-        """Take what is known of it. how: as waitpid says it. word: its own. folders: where undeclared files may be."""
+        """how: waitpid's status. word: the action's own report. folders: possible places of undeclared files."""
         self._how = how
         self.memory = memory
         self.output = printed.decode("utf-8", "replace")
@@ -86,7 +86,7 @@ class Ended:
             self.output += "".join(map(_HINT.format, paths))
 
     def death(self, seconds: float) -> str:
-        """Say how the process ended before its work did, after so many seconds."""
+        """Describe the end of the process in the middle of its work, after `seconds`."""
         if os.WIFSIGNALED(self._how):
             number = os.WTERMSIG(self._how)
             why = signal.strsignal(number) or "unknown"
@@ -115,7 +115,7 @@ _HINT = "{} is not an input of this action\n  name it in deps, or in data where 
 
 def _undeclared(missed: Sequence[str], folders: Sequence[str]) -> list[str]:
     """Return those that are files of `folders`, and the absolute paths, among those that were opened in vain."""
-    # What is at an absolute path is not looked at: on some machines, a name is asked of a server in the network.
+    # Do not look at absolute paths: on some machines, a look-up of a name asks a server in the network.
     return sorted(
         path
         for path in set(missed)
@@ -125,7 +125,7 @@ def _undeclared(missed: Sequence[str], folders: Sequence[str]) -> list[str]:
 
 
 class _Pipe:
-    """What an action writes, of which the end is kept. end: the descriptor that it writes to."""
+    """The output of an action; only its end is kept. end: the descriptor that the action writes to."""
 
     def __init__(self, kept: int) -> None:
         self._descriptor, self.end = os.pipe()

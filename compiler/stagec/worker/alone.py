@@ -1,7 +1,7 @@
 """An action that Bazel runs in a process of its own, because it keeps no workers here.
 
-A fork does the work, so that this process can say how it died, and which file it looked for that is not declared: what
-a worker says too. Only a Bazel sandbox hides such a file.
+A fork does the work, so that this process can report, like a worker, how the fork died and the undeclared files that it
+looked for. Only a Bazel sandbox hides such a file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stagec.worker.action import Ended
 
 
 def run(command: Callable[[], int]) -> int:
-    """Do what a command does, in a fork; return the exit status. The arguments are those of this process."""
+    """Run a command in a fork; return the exit status. The arguments are those of this process."""
     started, said = time.monotonic(), os.memfd_create("said")
     child = os.fork()
     if not child:
@@ -41,7 +41,7 @@ def _act(missed: set[str], command: Callable[[], int]) -> int:
 
 
 def _declared_folders(arguments: Sequence[str]) -> list[str]:
-    """Return the folders in which files are that a sandbox shows as links: those of repositories.
+    """Return the folders of the files that a sandbox shows as links: those of repositories.
 
     arguments: of this process; the last is the file with the action's own, which name its inputs.
     """

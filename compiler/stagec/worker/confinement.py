@@ -1,6 +1,6 @@
-"""What takes a process's means away, for good, and those of all that it starts: capabilities, system calls, writing.
+"""Restrict a process and its descendants for good: capabilities, system calls, writing.
 
-Namespaces say what a process sees; this says what it may ask the kernel for. None of it takes a privilege.
+Namespaces decide what a process sees; this module decides what it may ask the kernel for. None of it takes a privilege.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_ROOT, _NOTHING_EVER = 0b1, 0b11100011
 
 
 def keep_capabilities() -> None:
-    """Let the program that this process is about to run have what it takes to enter namespaces, and to `renounce`."""
+    """Give the next program of this process the capabilities to enter namespaces, and to `renounce`."""
     syscalls.prctl(_PR_SET_SECUREBITS, _NO_ROOT)
     kept = (_CAP_SETPCAP, _CAP_SYS_CHROOT, _CAP_SYS_ADMIN)
     syscalls.set_capabilities(sum(1 << capability for capability in kept))
@@ -33,7 +33,7 @@ def keep_capabilities() -> None:
 
 
 def renounce() -> None:
-    """Let neither this process nor any that it starts get a capability from a program. It keeps those that it has."""
+    """Keep this process and its descendants from getting capabilities from programs. It keeps its own."""
     syscalls.prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if not syscalls.capabilities():  # so there is none to get
         return
@@ -48,9 +48,9 @@ def renounce() -> None:
 def confine(written: Iterable[str], read: Iterable[str] | None = None, in_group: bool = False) -> None:
     """Leave this process no capability, no system call that could undo its isolation, and few places to write to.
 
-    `renounce` comes before, in this process or in one that it comes from.
-    written: folders below which it may write, where the kernel has Landlock; else the mounts alone say so.
-    read: what it may read besides, where the kernel has Landlock; None: all that it sees.
+    Call `renounce` before, in this process or in an ancestor.
+    written: folders below which it may write, if the kernel has Landlock; else only the mounts decide.
+    read: other paths that it may read, if the kernel has Landlock; None: everything that it sees.
     in_group: whether it is in a process group that it must not leave, and `confine_group` came before.
     """
     _leave_no_core()
@@ -61,7 +61,7 @@ def confine(written: Iterable[str], read: Iterable[str] | None = None, in_group:
 
 
 def confine_group(written: Iterable[str] | None) -> None:
-    """Confine this process, where it has no namespaces, but for the process group. Each of its forks can enter one.
+    """Confine this process if it has no namespaces, except the process group. Each of its forks can enter one.
 
     written: folders and files that they all may write; None: those that its user may.
     """
@@ -90,7 +90,7 @@ _WRITE = {
     3: 0b0111_1111_1111_0010,  # and to truncate them
     5: 0b1111_1111_1111_0010,  # and to ask devices for anything but reading and writing
 }
-"""Rights that are taken away, by the version of Landlock since which it can."""
+"""Rights to remove, by the first version of Landlock that can."""
 _OF_FILES = 0b1100_0000_0000_0111
 """Those of them that files have, and not folders alone."""
 _SCOPES = {6: 0b11}
@@ -257,7 +257,7 @@ def has_filter() -> bool:
 
 
 def prepare() -> None:
-    """Make what `confine` needs, for all forks of this process."""
+    """Prepare `confine` for all forks of this process."""
     program()
     _leaves_group()
 
@@ -276,7 +276,7 @@ def _filter_system_calls(instructions: bytes) -> None:
 
 @functools.cache
 def program(in_group: bool = False) -> bytes:
-    """Return the filter of system calls, as instructions of classic BPF: what it does not name passes.
+    """Return the filter of system calls, as instructions of classic BPF: calls that it does not name pass.
 
     in_group: whether it is for a process without namespaces.
     """
@@ -302,7 +302,7 @@ def program(in_group: bool = False) -> bytes:
 
 @functools.cache
 def _leaves_group() -> bytes:
-    """Return what a filter refuses besides `program(in_group=True)`, which the process has that enters a group."""
+    """Return the extra filter beside `program(in_group=True)`, which the process already has when it enters a group."""
     return _assembled(_fails_if(_NUMBER, _EQUAL, [_SETPGID], _EPERM))
 
 

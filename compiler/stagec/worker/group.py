@@ -1,9 +1,9 @@
-"""Isolation of actions without namespaces, as in most containers: with what the kernel lets every process do.
+"""Isolate actions without namespaces, as in most containers, with the means that every process has.
 
     action    a process group that it cannot leave: if it ends, all that was started in it ends; a folder on the disk,
               with links to its inputs; no other file that Landlock can keep from it; no socket
 
-docs/security.md says what is not promised then.
+docs/security.md lists the limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stagec.worker.root import BELOW, DEVICES, MACHINE, packages
 
 _NAMES = "see the names of files and processes"
 _CAN = {0: "read and write your files, and end your processes", 1: f"{_NAMES}, and end yours", 6: _NAMES}
-"""What a model can still do, by the first version of Landlock that limits it to that."""
+"""The remaining abilities of a model, by the first version of Landlock with this limit."""
 
 
 class Group(Isolation):
@@ -38,12 +38,12 @@ class Group(Isolation):
         atexit.register(self._undo)
         signal.signal(signal.SIGTERM, self._end)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
-        # What loses its parent gets this one: only so does it know when all are dead.
+        # Adopt processes that lose their parent: only then does this process know when all are dead.
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         os.setsid()  # a process can enter groups of its own session
 
     def by(self) -> str:
-        """Say what isolates actions, and what they can do in spite of it."""
+        """Describe the isolation of actions, and its limits."""
         version = confinement.landlock()
         by = f"Landlock {version} and a filter of system calls" if version else "only a filter of system calls"
         return f"they have {by}: a model can {_CAN[max(since for since in _CAN if version >= since)]}"
@@ -52,7 +52,7 @@ class Group(Isolation):
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         keep_open(*kept)
-        # To bundle, it writes where Bazel has its outputs.
+        # To bundle, it writes into Bazel's output folder.
         confinement.confine_group(None if in_place else [self._folder, *DEVICES])
 
     @contextlib.contextmanager
@@ -96,7 +96,7 @@ class Group(Isolation):
         os._exit(1)
 
     def _undo(self) -> None:
-        """Leave nothing behind, in whatever this process was interrupted."""
+        """Clean up, whatever was interrupted."""
         if self._group is not None:
             _end(self._group)
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ class Group(Isolation):
 
 
 def link(folder: str, inputs: Sequence[str], working: str) -> list[str]:
-    """Make links in a new working directory to inputs, which are relative to `folder`; return what they lead to."""
+    """Make links in a new working directory to inputs, which are relative to `folder`; return their targets."""
     made, linked, targets = {""}, set[str](), []
     for name in sorted(inputs):
         parent = name.rpartition("/")[0]
@@ -148,7 +148,7 @@ def _end(group: int) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder, whatever is in it. Nobody may write to it any more.
+    """Remove a folder with any content. Nobody may write to it any more.
 
     Folders below it are moved to it first: of those that are nested deeply, no path is short enough.
     """

@@ -14,7 +14,7 @@ _BYTE_CODE = "byte-code"
 
 
 def find_packages() -> None:
-    """Have this process, and those that it starts, import packages from where they are installed on this machine.
+    """Make this process and its children import packages from their place on this machine.
 
     An entry of PYTHONPATH that is not there gets replaced by the folder beside the file that the link to the packages'
     fingerprint leads to: the link is in Bazel's sandbox, or in a worker's own folder, and the packages are not.
@@ -31,7 +31,7 @@ def find_packages() -> None:
 
 
 def find_byte_code() -> None:
-    """Have this process, and those that it starts, compile none of stagec's modules whose byte code is on this machine.
+    """Keep this process and its children from compiling stagec's modules that have byte code on this machine.
 
     Its folder becomes the last entry of PYTHONPATH, so that a worker's actions see it. It has no modules: Python reads
     a source, compares its hash, and takes the byte code (https://peps.python.org/pep-0552).

@@ -1,4 +1,4 @@
-"""Which isolation of actions this system lets a worker have: the best of those that there are."""
+"""Choose the best isolation of actions that this system allows a worker."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from stagec.worker.root import BELOW
 
 
 def begin(words: Sequence[str], in_place: bool) -> tuple[Isolation, socket.socket]:
-    """Isolate this process from here on, which is a child of the one that was called, and start a template.
+    """Isolate this process (a child of the called one) from here on, and start a template.
 
     words, in_place: as `Isolation.start` has them. Returns the isolation, and the connection of the template.
-    Raises OSError where the system lets it do so in no way.
+    Raises OSError if the system lets it do so in no way.
     """
     if not confinement.has_filter():
         raise OSError(0, f"no filter of system calls for {os.uname().machine}")
     problems: list[str] = []
     for kind in (Namespaces, Group):
         problem, tells = os.pipe()
-        child = os.fork()  # what does not work may have worked in part
+        child = os.fork()  # a failed attempt may have worked in part
         if not child:
             os.close(problem)
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -39,7 +39,7 @@ def begin(words: Sequence[str], in_place: bool) -> tuple[Isolation, socket.socke
                 sys.exit(1)
             os.close(tells)
             isolation.instead_of = problems
-            gc.freeze()  # what is there is not looked at again, and stays in memory that all children share
+            gc.freeze()  # the collector ignores present objects, so they stay in memory that all children share
             return isolation, template
         os.close(tells)
         text = os.read(problem, LONGEST)
@@ -52,7 +52,7 @@ def begin(words: Sequence[str], in_place: bool) -> tuple[Isolation, socket.socke
 
 
 def tell() -> None:
-    """Isolate an action that does nothing; print what is not promised here, if anything, or exit with why it cannot."""
+    """Isolate an action that does nothing; print the limits of the isolation, if any, or exit with the failure."""
     try:
         isolation, template = begin(["-c", "import os, sys; os.read(int(sys.argv[1]), 1)"], in_place=False)
         with isolation.new_files() as files, isolation.action("/", (), files):

@@ -3,8 +3,8 @@
     worker    a user namespace, in which it may make others; the files of the machine; no network
     action    a PID namespace, whose end is the end of all that was started in it; the files of a Root
 
-An action has no capability in any of them (confinement.py), so what is mounted stays as it is. It sees no process but
-its own, and has no descriptor but those that it is given.
+An action has no capability in any of them (confinement.py), so it cannot change mounts. It sees no process but its own,
+and has no descriptor but those that it is given.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from stagec.worker.place import LONGEST, MANY, Isolation, Place, end_with, endin
 from stagec.worker.root import FOLDER, WORKING, Root, packages
 
 _KINDS = ("mnt", "ipc")
-"""Namespaces that an action has besides that of processes, under the names of /proc/PID/ns."""
+"""Other namespaces of an action beside the PID namespace, by the names of /proc/PID/ns."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 class Namespaces(Isolation):
-    """The namespaces of this process, the worker, which is in them from here on."""
+    """The namespaces of this process (the worker) from here on."""
 
     def __init__(self) -> None:
         """Leave those of the machine. From here on this is a child of the process that was called.
 
-        Raises OSError where the system does not let this process do so.
+        Raises OSError if the system does not let this process do so.
         """
         new = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWPID
         with _users_written_by_another():
             syscalls.unshare(new)
-        # What the machine unmounts is unmounted here; nothing goes the other way.
+        # The machine's unmounts take effect here; nothing goes the other way.
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
         _bring_up_loopback()
         super().__init__()
@@ -86,7 +86,7 @@ class Namespaces(Isolation):
             message, descriptors, _, _ = socket.recv_fds(ours, LONGEST, 1 + len(_KINDS))
             if not descriptors:
                 expect(message or b"a process died")
-            # Of /dev, it may write to what is there.
+            # In /dev, it may write to existing files.
             yield Place(None, written) if files is None else Place(WORKING, (FOLDER, "/dev")), descriptors
         finally:
             ours.close()
@@ -96,7 +96,7 @@ class Namespaces(Isolation):
                 os.close(descriptor)
 
     def _be_first(self, connection: socket.socket, folder: str, inputs: Sequence[str], files: int | None) -> None:
-        """Be the first process of a PID namespace, with which all others end: say where it is, and do nothing more."""
+        """Be the first process of a PID namespace: all others end with it. Report its namespaces, then only wait."""
         # The others must not look into it: it has capabilities, and its program is a file of the machine's.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         if files is not None:
@@ -104,7 +104,7 @@ class Namespaces(Isolation):
             self._root.enter(files, folder, inputs)
         keep_open(connection.fileno())
         os.dup2(0, 2)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what others leave behind has no parent that waits
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans have no parent that waits
         kinds = ("pid", *(() if files is None else _KINDS))
         socket.send_fds(connection, [b"1"], [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in kinds])
         os.closerange(3, MANY)

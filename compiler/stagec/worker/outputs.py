@@ -1,4 +1,4 @@
-"""What goes out of an action: the files that it was asked for, and nothing else."""
+"""Hand over the outputs of an action: the requested files, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stagec.worker.root import BELOW
 
 
 class NotHandedOver(Exception):
-    """What is at an output's path is not an output; the message says what."""
+    """The path of an output has something else; the message says what."""
 
 
 def check(outputs: Sequence[str], inputs: Sequence[str]) -> None:
-    """Raise NotHandedOver for an output that no action may write, whatever asks for it."""
+    """Raise NotHandedOver for an output that no action may write."""
     for path in outputs:
         if path != os.path.normpath(path) or path.startswith(("/", "../")):
             raise NotHandedOver(f"{path}: an output is a path below the working directory")
@@ -49,7 +49,7 @@ def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
 
 
 def _copy(source: int, target: str) -> None:
-    """Copy a file; where it has holes, the copy has them."""
+    """Copy a file; the copy has the same holes."""
     folder, name = os.path.split(target)
     os.makedirs(folder, exist_ok=True)
     temporary = f"{folder}/.{name}.part"  # one action alone writes an output
@@ -87,7 +87,7 @@ def _data(descriptor: int) -> Iterator[tuple[int, int]]:
 
 
 def states(folder: str, paths: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return what changes when a file does, for those of `paths`, relative to `folder`, that are there."""
+    """Return the state (it changes with the file) of each existing file of `paths`, relative to `folder`."""
     states_of: dict[str, tuple[int, ...]] = {}
     for path in paths:  # of a large model they are many
         try:
@@ -99,7 +99,7 @@ def states(folder: str, paths: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def check_unchanged(folder: str, before: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise NotHandedOver where one of the files of `states` has changed since: what was made is of neither."""
+    """Raise NotHandedOver if one of the files of `states` has changed: the output belongs to neither state."""
     now = states(folder, list(before))
     changed = [path for path, state in before.items() if now.get(path) != state]
     if changed:

@@ -1,4 +1,4 @@
-"""Where an action does its work, and what isolates it: what the two ways of it have in common.
+"""The place and the isolation of an action: the common parts of both ways.
 
 namespaces.py isolates where the system lets a process have namespaces, group.py elsewhere; isolation.py chooses.
 """
@@ -17,7 +17,7 @@ from stagec.worker import syscalls
 from stagec.worker.root import BELOW, identity, import_roots, packages
 
 LONGEST = 1 << 12
-"""Bytes of what the system does not let, in words."""
+"""The most bytes of a message about a refusal by the system."""
 MANY = 1 << 30
 """More descriptors than a process can have."""
 
@@ -25,9 +25,9 @@ MANY = 1 << 30
 class Place(NamedTuple):
     """Where an action does its work, as the worker says it to its process.
 
-    working: its working directory, which has its inputs; None: that of the worker, with all that is there.
+    working: its working directory with its inputs; None: the worker's, with all its files.
     written: folders and files that it may write.
-    read: what it may read besides; None: all that it sees.
+    read: other paths that it may read; None: everything that it sees.
     group: the process group that it is in, and cannot leave; None: it has namespaces.
     """
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     group: int | None = None
 
     def enter(self, namespaces: Sequence[int]) -> None:
-        """Have this process be there. namespaces: descriptors of those that it enters."""
+        """Move this process there. namespaces: descriptors of the namespaces to enter."""
         if self.group is None:
             os.setsid()
             for descriptor in namespaces:
@@ -55,22 +55,22 @@ class Place(NamedTuple):
 
 
 class Isolation:
-    """What isolates the actions of this process, the worker.
+    """The isolation of the actions of this process, the worker.
 
-    instead_of: what the system does not let, for which a better isolation is not there.
+    instead_of: the system's refusal of a better isolation.
     """
 
     instead_of: Sequence[str] = ()
 
     def __init__(self) -> None:
-        """Make it of this process, for good. Raises OSError where the system does not let it."""
+        """Make it of this process, for good. Raises OSError if the system does not let it."""
         self._states = {path: identity(path) for path in packages()}
 
     def renew(self) -> bool:
         """Show the packages that are there now if their folders changed; return whether they did.
 
-        Bazel makes a repository again as a new folder. What `start` started before goes on with the old ones. Raises
-        OSError where the system does not let it.
+        Bazel makes a repository again as a new folder. Processes of an earlier `start` go on with the old ones. Raises
+        OSError if the system does not let it.
         """
         stale = any(identity(path) != state for path, state in self._states.items())
         if stale:
@@ -81,7 +81,7 @@ class Isolation:
         """Start a process of this interpreter that may fork into the places of actions.
 
         words: its arguments; a descriptor of a connection is added to them. in_place: whether it sees all files.
-        Returns the other end of the connection. Raises OSError where the system does not let it.
+        Returns the other end of the connection. Raises OSError if the system does not let it.
         """
         ours, theirs = socket.socketpair()
         problem, says = os.pipe()
@@ -101,14 +101,14 @@ class Isolation:
         return ours
 
     def by(self) -> str:
-        """Say what isolates actions, and what they can do in spite of it."""
+        """Describe the isolation of actions, and its limits."""
         raise NotImplementedError
 
     def _confine_template(self, kept: Sequence[int], in_place: bool) -> None:
         raise NotImplementedError
 
     def new_files(self) -> contextlib.AbstractContextManager[int]:
-        """Make what an action may write to, for the block; gives a descriptor of a folder."""
+        """Make a folder for an action's writes during the block; yield its descriptor."""
         raise NotImplementedError
 
     def action(
@@ -118,7 +118,7 @@ class Isolation:
 
         inputs: paths relative to `folder`. files: of `new_files`; None: it sees the files of the worker.
         written: folders that it may write to, where it does.
-        Gives the place, and descriptors of its namespaces: that of processes first. Raises OSError where the system
+        Gives the place, and descriptors of its namespaces: that of processes first. Raises OSError if the system
         does not let it.
         """
         raise NotImplementedError
@@ -141,20 +141,20 @@ def ending(says: int | None = None) -> Iterator[None]:
 def end_with(child: int) -> NoReturn:
     """End this process when a child of it has ended, in the same way."""
     with ending():
-        os.closerange(0, 2)  # what the child says and hears is not for this one
+        os.closerange(0, 2)  # the child's input and output do not belong to this process
         os.closerange(3, MANY)
         _, how = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(how) & 0xFF)
 
 
 def expect(text: bytes) -> None:
-    """Raise OSError for what `ending` said."""
+    """Raise OSError for the message of `ending`."""
     if text:
         raise OSError(0, text.decode())
 
 
 def said(error: OSError) -> str:
-    """Return what an error says was not possible."""
+    """Return the failed action in an error."""
     return ": ".join(part for part in (error.filename, error.strerror) if part)
 
 

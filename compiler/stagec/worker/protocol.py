@@ -16,8 +16,8 @@ class Request:
     """A blaze.worker.WorkRequest.
 
     arguments: the lines of the action's parameter file.
-    inputs: paths of the files that the action may read, relative to the folder in which the worker was started.
-    request_id: what the response must repeat; 0 where the worker is given one request at a time.
+    inputs: paths of the files that the action may read, relative to the worker's first current folder.
+    request_id: the response must repeat it; 0 if the worker gets one request at a time.
     cancel: whether this asks to end the work on the request of this id, and is not work itself.
     verbosity: over 0, the worker may write to its log.
     """
@@ -82,7 +82,7 @@ class Requests:
         return bool(received)
 
     def _take(self) -> Request | None:
-        """Return the first request of what was received; None while it is not whole."""
+        """Return the first request in the received bytes; None while it is incomplete."""
         try:
             size, start = wire.read_varint(bytes(self._buffer[:10]), 0)
         except ValueError:
@@ -101,7 +101,7 @@ def _request(message: bytes) -> Request:
     for record in wire.records(message):
         if record.field == 1:
             arguments.append(record.payload.decode())
-        elif record.field == 2:  # blaze.worker.Input: a path, and a digest, which is not looked at
+        elif record.field == 2:  # blaze.worker.Input: a path, and a digest, which this ignores
             path = next((field.payload for field in wire.records(record.payload) if field.field == 1), b"")
             inputs.append(path.decode())
         elif record.field in numbers:

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from stagec.worker import syscalls
 
 FOLDER = "/action"
-"""What an action may write to. It is in memory, and goes with the action."""
+"""The folder that an action may write to. It is in memory, and ends with the action."""
 BELOW = "work/root"
 """The working directory, below what an action may write to. Paths begin with .. where Bazel lays repositories out side
 by side."""
 WORKING = f"{FOLDER}/{BELOW}"
 _TEMPORARY = {"/dev/shm": "shm", "/tmp": "tmp", "/var/tmp": "tmp"}
-"""Folders for what is temporary, and their names in FOLDER."""
+"""Folders for temporary files, and their names in FOLDER."""
 
 # As distributions, Nix and Guix have them. /sys has the numbers of cores and of NUMA's nodes; libtpu needs them.
 _SYSTEM = (
@@ -60,12 +60,12 @@ _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID
 
 
 class Root:
-    """What all actions of a worker see."""
+    """The root folder of all actions of a worker."""
 
     def __init__(self, packages: Iterable[str]) -> None:
         """Make it. packages: folders and files that are seen under their own paths, links or not.
 
-        Raises OSError where this process may not mount.
+        Raises OSError if this process may not mount.
         """
         packages = list(packages)
         self._descriptor = syscalls.new_tmpfs()
@@ -107,7 +107,8 @@ class Root:
     def enter(self, files: int, folder: str = "", inputs: Sequence[str] = ()) -> None:
         """Let this process, of a new PID namespace, see nothing else.
 
-        files: a descriptor of what is to be FOLDER. inputs: paths relative to `folder`, which are then in WORKING.
+        files: a descriptor of the folder that becomes FOLDER. inputs: paths relative to `folder`; they appear in
+        WORKING.
         """
         os.fchdir(self._descriptor)
         syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -134,7 +135,7 @@ class Root:
 
 
 def packages() -> list[str]:
-    """Return what a process of this interpreter runs and imports: its own folders, and those of the module path."""
+    """Return the folders of this interpreter's programs and imports: its own, and those of the module path."""
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     paths = [f"{prefix}/{name}" for prefix in prefixes if prefix != "/" for name in ("bin", "lib", "lib64")]
     paths += [os.path.realpath(sys.executable), *(os.path.abspath(entry) for entry in sys.path if entry)]
@@ -166,7 +167,7 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def _show(path: str, target: str, as_link: bool = True) -> None:
-    """Have a path below the working directory show what is at an absolute one, if that is there.
+    """Mount an absolute path, if it exists, at a path below the working directory.
 
     as_link: whether a link stays one. It may lead by way of others that are not there.
     """

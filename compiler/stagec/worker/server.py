@@ -38,7 +38,7 @@ _CANNOT_NOW = """stagec: the worker cannot do this action ({})
 def serve(command: str, problem: str | None = None) -> int:
     """Be a worker of a command: answer requests on stdin on stdout until stdin is closed; return the exit status.
 
-    problem: what keeps it from work: it answers with that.
+    problem: the reason that it cannot work; it is the answer to requests.
     """
     requests, responses = Requests(os.dup(0)), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -69,7 +69,7 @@ class _Worker:
         self._isolation, self._template = isolation.begin(self._words, self._in_place)
 
     def answer(self, request: Request, requests: Requests) -> Response:
-        """Have an action done, and hand over what it made."""
+        """Run an action, and hand over its outputs."""
         started, here = time.monotonic(), os.getcwd()
         declared = _declared(request.arguments)
         # The request has the arguments. The file that has them too may change: in dynamic execution, Bazel 4 writes it

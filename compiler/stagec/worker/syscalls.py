@@ -1,4 +1,4 @@
-"""System calls that isolate processes, and for which Python has no function. All raise OSError that names the call.
+"""System calls to isolate processes that Python has no function for. All raise OSError that names the call.
 
 The numbers are those of every machine that Linux runs on but Alpha. Each call has a page in section 2 of the manual
 (https://man7.org/linux/man-pages/dir_section_2.html).
@@ -31,7 +31,7 @@ def unshare(namespaces: int) -> None:
 def setns(descriptor: int, kind: int = 0) -> None:
     """Enter the namespace of a descriptor of a file in /proc/PID/ns. One of processes is entered by the next child.
 
-    kind: what it has to be, such as CLONE_NEWPID; 0 for any.
+    kind: the required kind, such as CLONE_NEWPID; 0 for any.
     """
     call("setns", descriptor, kind)
 
@@ -52,14 +52,14 @@ def new_tmpfs() -> int:
 
 
 def move_mount(descriptor: int, target: str) -> None:
-    """Mount at `target` what `new_tmpfs` returned."""
+    """Mount the file system of `new_tmpfs` at `target`."""
     call("syscall", _MOVE_MOUNT, descriptor, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def change_mount(path: str, on: int = 0, off: int = 0, private: bool = False, below: bool = False) -> None:
     """Switch attributes of a mount on and off (Linux 5.12).
 
-    private: whether it has no part any more in what is mounted elsewhere. below: also of all mounts below it.
+    private: whether it stops sharing mounts with other places. below: also for all mounts below it.
     """
     attributes = struct.pack("4Q", on, off, _MS_PRIVATE if private else 0, 0)
     flags = _AT_RECURSIVE if below else 0
@@ -67,14 +67,14 @@ def change_mount(path: str, on: int = 0, off: int = 0, private: bool = False, be
 
 
 def make_root() -> None:
-    """Make the working directory, which is where something is mounted, all that this mount namespace sees."""
+    """Make the working directory (a mount point) the root of this mount namespace."""
     call("pivot_root", b".", b".")
-    unmount(".")  # the root before, which now lies on the new one
+    unmount(".")  # the old root, which now lies on the new one
     os.chdir("/")
 
 
 def unmount(path: str) -> None:
-    """Take away what is mounted at a path, and all below it; who uses it keeps it."""
+    """Unmount a path, and everything below it; processes that use it keep it."""
     call("umount2", os.fsencode(path), _MNT_DETACH)
 
 
@@ -99,7 +99,7 @@ def capabilities() -> int:
 
 
 def set_capabilities(capabilities: int) -> None:
-    """Have these capabilities, as bits, and no others, of those that this process has; programs can inherit them."""
+    """Keep only these capabilities of this process, given as bits; programs can inherit them."""
     halves = [capabilities & 0xFFFFFFFF] * 3 + [capabilities >> 32] * 3  # effective, permitted, inheritable
     call("capset", _VERSION_3_OF_THIS_THREAD, struct.pack("6I", *halves))
 

@@ -64,7 +64,7 @@ def _act(
     run: Callable[[Sequence[str]], int],
     missed: set[str],
 ) -> int:
-    """Do an action in this process, which prints into one descriptor and keeps `said`."""
+    """Run an action in this process. It prints into one descriptor and keeps `said`."""
     gc.enable()
     for descriptor in (1, 2):
         os.dup2(printed, descriptor)

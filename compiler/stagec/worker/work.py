@@ -1,4 +1,4 @@
-"""The work of an action, in a process of its own that says at its end what its parent cannot see."""
+"""Do the work of an action in its own process, and report facts that its parent cannot see at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_THE_MACHINE = (FOLDER, "/dev/", "/etc/", "/proc/", "/sys/", "/tmp/", "/usr/"
 
 
 def do(said: int, action: Callable[[set[str]], int]) -> NoReturn:
-    """Do an action and end this process; say on a descriptor its exit status, and which files it missed.
+    """Run an action and end this process; report its exit status and missing files on a descriptor.
 
     action: gets a set for those files (`note_missed` fills it), and returns the status.
     """
@@ -40,7 +40,7 @@ def do(said: int, action: Callable[[set[str]], int]) -> NoReturn:
 
 
 def _is_there(path: str, state: Callable[[str], object] = os.lstat) -> bool:
-    """Return whether a path is there. state: not what replaces it later, to note what the model asks for."""
+    """Return whether a path exists. state: the original `os.stat`, because a later patch notes the model's requests."""
     try:
         state(path)
     except OSError:
@@ -57,15 +57,15 @@ def _is_read(path: str) -> bool:
 
 
 def tell_crashes() -> None:
-    """Have Python say where this process is if it crashes."""
+    """Make Python print the stack if this process crashes."""
     faulthandler.enable()
 
 
 def note_missed(missed: set[str], folder: str, elsewhere: bool) -> None:
-    """Have a set get what this process wants to read or import from here on, in vain: paths relative to a folder.
+    """Collect the failed reads and imports of this process from here on in a set: paths relative to a folder.
 
     elsewhere: whether it gets absolute paths of other folders too, but for those that programs look for on any machine.
-    What is below an entry of the module path is not of interest: it is a package, or the compiler.
+    Paths below an entry of the module path do not matter: they belong to a package, or to the compiler.
     """
     installed = tuple(f"{os.path.abspath(entry)}/" for entry in sys.path)
     below = f"{folder}/"

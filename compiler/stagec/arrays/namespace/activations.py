@@ -139,7 +139,7 @@ def _mask(where: Any, x: Any) -> Any:
 def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """Return exp(x), divided by its sum along axes. As `jax.nn.softmax`.
 
-    where: what is taken; None: all. It is 0 elsewhere.
+    where: the elements to include; None: all. The result is 0 elsewhere.
     """
     x = inexact(x, "softmax")
     mask = _mask(where, x)
@@ -162,7 +162,7 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
 
 
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """Return the logarithm of `softmax`, which is -inf where nothing is taken. As `jax.nn.log_softmax`."""
+    """Return the logarithm of `softmax`: -inf at excluded elements. As `jax.nn.log_softmax`."""
     x = inexact(x, "log_softmax")
     mask = _mask(where, x)
     return _log_softmax(x, *([] if mask is None else [mask]), axes=axes_of(axis, len(x.shape)))
@@ -182,8 +182,8 @@ def logsumexp(
 ) -> Any:
     """Return log(sum(b * exp(a))) along axes, without overflow on the way. As `jax.nn.logsumexp`.
 
-    b: None is 1. where: what is added up; None: all. return_sign: whether the sign of the sum is returned too, and the
-    logarithm is of its absolute value; it is NaN otherwise where the sum is negative.
+    b: None is 1. where: the elements to add up; None: all. return_sign: whether the sign of the sum is returned too,
+    and the logarithm is of its absolute value; it is NaN otherwise where the sum is negative.
     """
     given = promoted(a, *([] if b is None else [b]), function="logsumexp", inexact=True)
     x, factor = given[0], (given[1] if b is not None else None)
@@ -222,8 +222,8 @@ def standardize(
 ) -> Any:
     """Return (x - mean) / sqrt(variance + epsilon), along axes. As `jax.nn.standardize`.
 
-    mean, variance: None is those of x. where: what they are of; None: all. algorithm: "fast" computes the variance as
-    the mean of squares less the square of the mean, "stable" as the mean of squares of x - mean.
+    mean, variance: None is those of x. where: the elements to include; None: all. algorithm: "fast" computes the
+    variance as the mean of squares less the square of the mean, "stable" as the mean of squares of x - mean.
     """
     if algorithm not in ("fast", "stable"):
         raise ValueError(f'standardize: algorithm is "fast" or "stable", not {algorithm!r}')

@@ -1,4 +1,4 @@
-"""What arrays have: operators, properties and methods of the standard's array object.
+"""Operators, properties and methods of arrays, from the standard's array object.
 
 `stagec.numpy` calls `install`, which gives them to the classes of arrays.
 https://data-apis.org/array-api/2024.12/API_specification/array_object.html
@@ -160,7 +160,7 @@ def _astype(self: Any, dtype: Any, /, *, copy: bool = True) -> Any:
 def install(namespace: ModuleType) -> None:
     """Give the classes of arrays the operators and methods of the standard's array object.
 
-    namespace: `stagec.numpy`, which is what `__array_namespace__` returns.
+    namespace: `stagec.numpy`, the result of `__array_namespace__`.
     """
     attributes: dict[str, Any] = {f"__{name}__": function for name, function in _UNARY.items()}
     for name, function in _BINARY.items():

@@ -85,7 +85,7 @@ def _without_integers(x: Any, slices: list[Any], indices: list[Any]) -> None:
 
 
 def _are_unique(shape: Sequence[Any], indices: Sequence[Any]) -> bool | None:
-    """Whether indices name no element twice; None where it is not known, nor whether they are inside the array."""
+    """Whether indices name no element twice; None if it is not known, nor whether they are inside the array."""
     axes = zip((entry for entry in indices if not is_new(entry)), shape, strict=True)
     named = [(entry, size) for entry, size in axes if entry is not None]
     if not all(isinstance(entry, int | np.ndarray) and type(size) is int for entry, size in named):
@@ -156,13 +156,13 @@ class Part:
         ]
 
     def _is_taken(self, axis: int) -> Any:
-        """Return which elements of an axis of the window are of the part."""
+        """Return the mask of the window's elements along an axis that belong to the part."""
         ones = full((self.shape[axis],), True, dtypes.bool_)
         own = pad(ones, Literal(np.zeros((), np.bool_)), [0], [0], [self._steps[axis] - 1])
         return broadcast(own, self._window, (axis,))
 
     def _scattered(self, new: Any, axis: int) -> Any:
-        """Return what `written` does, slice by slice of one axis, of which there may be none."""
+        """Return the result of `written`, slice by slice of one axis, which may have no slices."""
         whole = [(0, size, 1) for size in self._x.shape]
         first, last, step = self._slices[axis]
         along = Part(self._x, [*whole[:axis], (first, last, step), *whole[axis + 1 :]])
@@ -196,7 +196,7 @@ def _masked(x: Any, mask: Any, number: Any, how: str) -> Any:
 
 
 class At:
-    """`x.at[key]`: what changes elements and returns the changed array, as JAX's (`jax.numpy.ndarray.at`)."""
+    """`x.at[key]`: change elements and return the changed array, as JAX's `jax.numpy.ndarray.at`."""
 
     def __init__(self, x: Any, key: Any = None) -> None:
         self._x = x
@@ -252,7 +252,7 @@ class At:
 def setitem(x: Any, key: Any, value: Any) -> None:
     """Change elements of x in place: the object becomes one of the changed array. Other objects keep their elements.
 
-    Raises TypeError where a traced value is put into an array outside the trace, or into one of a trace around it,
+    Raises TypeError if a traced value is put into an array outside the trace, or into one of a trace around it,
     and for an array that NumPy has as a view of another, which would keep its elements.
     """
     if (view := x.view) is not None:

@@ -17,9 +17,9 @@ from stagec.arrays.values import ShapedArray, shown
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """Return what one of several functions gives for operands; an index out of range is moved inside.
+    """Return the result of one of several functions for operands; an index out of range is moved inside.
 
-    Raises TypeError where the functions give arrays of other avals, or other trees.
+    Raises TypeError if the functions give arrays of other avals, or other trees.
     """
     if not branches:
         raise ValueError("switch: expected one branch or more")
@@ -51,7 +51,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
     """Return the last result of `body_fun`, which is called with its own result as long as `cond_fun` is true of that.
 
-    It has no derivative; `scan` has. Raises TypeError where the body gives other avals than it takes.
+    It has no derivative; `scan` has. Raises TypeError if the body gives other avals than it takes.
     """
     leaves, structure = pytrees.flatten((init_val,))
     body, test = Flat(body_fun, structure), Flat(cond_fun, structure)
@@ -89,7 +89,7 @@ def _strong(leaves: Sequence[Any], step: Callable[..., Sequence[Any]], others: S
 def fori_loop(
     lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: int | bool | None = None
 ) -> Any:
-    """Return what `body_fun(i, value)` makes of `init_val`, for i from lower to before upper.
+    """Apply `body_fun(i, value)` to `init_val` repeatedly, for i from lower to before upper, and return the last value.
 
     With numbers as bounds it has a derivative, as a `scan`. unroll: has no meaning here, XLA decides.
     """
@@ -122,11 +122,11 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """Return what is carried at the end, and the results stacked along a new first axis.
+    """Return the last carry, and the results stacked along a new first axis.
 
-    f: takes what is carried and one part of xs along its first axis, gives what is carried next and a result.
+    f: takes the carry and one part of xs along its first axis, returns the next carry and a result.
     length: how many parts; only needed where xs has no arrays. unroll: has no meaning here, XLA decides.
-    Raises TypeError where f gives other avals to carry than it takes, ValueError for lengths that differ.
+    Raises TypeError if f gives other avals to carry than it takes, ValueError for lengths that differ.
     """
     carry, structure = pytrees.flatten(init)
     parts, xs_structure = pytrees.flatten(xs)

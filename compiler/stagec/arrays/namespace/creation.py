@@ -25,7 +25,7 @@ from stagec.pjrt.jax_arrays import JaxArray
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
     """Return an array of an array, of a number, or of numbers and arrays in lists and tuples.
 
-    copy: True: always a copy. False: ValueError where a copy is needed. None: a copy where one is needed.
+    copy: True: always a copy. False: ValueError if a copy is needed. None: a copy where one is needed.
     """
     check_device(device)
     wanted = None if dtype is None else dtypes.asked(dtype)
@@ -59,7 +59,7 @@ _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
 def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
-    """Return NumPy's array of known elements, with our default dtypes where they are Python's numbers."""
+    """Return NumPy's array of known elements, with our default dtypes for Python's numbers."""
     array = np.asarray(obj)
     kind = array.dtype.kind
     if kind not in _PYTHON and array.dtype not in KINDS:
@@ -258,9 +258,9 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
-    """Return another library's array; it shares its memory where it can (`stagec.from_dlpack`).
+    """Return another library's array; it shares its memory if it can (`stagec.from_dlpack`).
 
-    It is copied in a trace, and where arrays here have another dtype (`stagec.enable_x64`) or order in memory.
+    It is copied in a trace, and if arrays here have another dtype (`stagec.enable_x64`) or order in memory.
     """
     check_device(device)
     if isinstance(x, Value) or (is_jaxs(x) and not isinstance(x, JaxArray)):  # keys, and what JAX traces

@@ -1,4 +1,4 @@
-"""The standard's functions of dtypes, and what the namespace says of itself.
+"""The standard's functions of dtypes, and the inspection of the namespace.
 
 https://data-apis.org/array-api/2024.12/API_specification/data_type_functions.html
 """
@@ -20,7 +20,7 @@ from stagec.pjrt import clients
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    """Return the elements as ones of another dtype. copy: whether not to return x itself where it has the dtype.
+    """Return the elements as ones of another dtype. copy: whether not to return x itself if it has the dtype.
 
     Raises TypeError for complex numbers as real ones.
     """
@@ -36,7 +36,7 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
 
 
 def check_real(name: str, dtype: DType, wanted: DType) -> None:
-    """Raise TypeError where complex numbers would lose their imaginary parts."""
+    """Raise TypeError if complex numbers would lose their imaginary parts."""
     if KINDS.get(dtype) == COMPLEX and KINDS[wanted] not in (COMPLEX, BOOL):
         raise TypeError(f"{name}: {dtype} would lose its imaginary part as {wanted}; write real(x) or imag(x)")
 
@@ -129,7 +129,7 @@ _KINDS_BY_NAME: dict[str, frozenset[str]] = {
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of a kind: a name such as "integral", a dtype, or a tuple of these."""
+    """Return whether a dtype belongs to a kind: a name such as "integral", a dtype, or a tuple of these."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, member) for member in kind)
     result = np.dtype(dtype)
@@ -149,13 +149,13 @@ def device_of(x: Any) -> Any:
 
 
 def check_device(device: Any) -> None:
-    """Raise ValueError where arrays cannot be made on a device; None is any."""
+    """Raise ValueError if arrays cannot be made on a device; None is any."""
     if device is not None and device != clients.own_device():
         raise ValueError(f"arrays are made on {clients.own_device()}, not on {device!r}; leave device out")
 
 
 class NamespaceInfo:
-    """What the namespace has (https://data-apis.org/array-api/2024.12/API_specification/inspection.html)."""
+    """The contents of the namespace (https://data-apis.org/array-api/2024.12/API_specification/inspection.html)."""
 
     def capabilities(self) -> dict[str, Any]:
         """Return what code may rely on: masks and shapes that depend on data work only outside a trace."""
@@ -196,7 +196,7 @@ STANDARD = (
 
 
 def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807 - the standard's name
-    """Return what the namespace has."""
+    """Return the inspection of the namespace."""
     return NamespaceInfo()
 
 

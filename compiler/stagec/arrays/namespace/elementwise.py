@@ -138,7 +138,7 @@ def copysign(x1: Any, x2: Any, /) -> Any:
 def floor_divide(x1: Any, x2: Any, /) -> Any:
     """Return the quotient of two arrays, rounded down.
 
-    Integers divided by 0 give what they give in JAX: -2, 0 // 0 gives -1, and unsigned integers give their largest.
+    Integers divided by 0 give the same as in JAX: -2, 0 // 0 gives -1, and unsigned integers give their largest.
     """
     first, second = promoted(x1, x2, function="floor_divide")
     dtypes.require("floor_divide", first.dtype, dtypes.REAL)
@@ -165,7 +165,7 @@ def floor_divide(x1: Any, x2: Any, /) -> Any:
 def _divisor(x: Any) -> tuple[Any, Any]:
     """Return integers with 1 in place of 0, and where that is; None for a number that is not 0.
 
-    XLA's compiler ends the process (SIGFPE) where it divides a known integer by a known 0.
+    XLA's compiler ends the process (SIGFPE) if it divides a known integer by a known 0.
     """
     if isinstance(x, Literal) and x.value != 0:
         return x, None
@@ -196,7 +196,7 @@ def remainder(x1: Any, x2: Any, /) -> Any:
 def pow(x1: Any, x2: Any, /) -> Any:  # noqa: A001 - the standard's name
     """Return x1 to the power x2. Of a Python integer it is a product of few factors, as in JAX.
 
-    Integers wrap around. Raises TypeError where they have an exponent that is known and negative; of one that a trace
+    Integers wrap around. Raises TypeError if they have an exponent that is known and negative; of one that a trace
     does not know the result is 1 / x1**-x2 without its fraction.
     """
     if type(x2) is int and not is_scalar(x1):

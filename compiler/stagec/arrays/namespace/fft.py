@@ -1,4 +1,4 @@
-"""The standard's extension of Fourier transforms: what `stagec.numpy.fft` has.
+"""The standard's extension of Fourier transforms: the functions of `stagec.numpy.fft`.
 
 https://data-apis.org/array-api/2024.12/extensions/fourier_transform_functions.html. Sizes that are transformed are
 numbers; those of other axes may be symbolic.
@@ -42,7 +42,7 @@ def ifft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 
 def rfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Any:
-    """Return the first half of the Fourier transform of real numbers, of which the other half is the mirror image."""
+    """Return the first half of the Fourier transform of real numbers; the other half is its mirror image."""
     return _transformed("rfft", "RFFT", x, _one(n), axis, norm)
 
 

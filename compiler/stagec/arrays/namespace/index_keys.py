@@ -22,11 +22,11 @@ from stagec.arrays.tracing import Tracer
 from stagec.arrays.values import Value, shown
 
 MASK = "write where(mask, x, other), which keeps the shape, or where(mask, value, x) to change elements"
-"""What messages say to write in place of a mask."""
+"""The advice of messages instead of a mask."""
 
 
 def plain(key: Any) -> Any:
-    """Return a key as NumPy takes it. Raises IndexError for what is not a key."""
+    """Return a key in NumPy's form. Raises IndexError for anything but a key."""
     if isinstance(key, tuple):
         return tuple(map(plain, key))
     if isinstance(key, Value | np.ndarray | list):
@@ -110,7 +110,7 @@ def _number(entry: Any, axis: int, size: Any) -> Any:
 def _bounds(entry: slice, size: Any) -> tuple[Any, Any, int]:
     """Return start, end and step of a slice, as `slice.indices` does, for sizes that may be symbolic.
 
-    Where the step is negative the end may be -1. Raises ValueError where the sign of a bound is not decided.
+    Where the step is negative the end may be -1. Raises ValueError if the sign of a bound is not decided.
     """
     for part in (entry.start, entry.stop, entry.step):
         if isinstance(part, Tracer):

@@ -26,7 +26,7 @@ from stagec.arrays.values import Value, as_view, axis_of, broadcast_shapes, one_
 def getitem(x: Any, key: Any) -> Any:
     """Return the elements that a key names: integers, slices, `...`, None, arrays of integers, and known masks.
 
-    Raises IndexError for what is outside the array, TracerError for a mask that is traced.
+    Raises IndexError for an index outside the array, TracerError for a traced mask.
     """
     entries = key if isinstance(key, tuple) else (key,)
     result = _item(x, key, entries)
@@ -75,7 +75,7 @@ def sliced(x: Any, slices: Sequence[tuple[Any, Any, int]]) -> Any:
 def gathered(x: Any, entries: Sequence[Any], outside: Any = None) -> Any:
     """Return the elements at indices along axes; entries: for each axis an array, an int or None, and "new" axes.
 
-    outside: what stands for an element outside the array; None: the nearest one.
+    outside: the value of an element outside the array; None: the nearest one's.
     """
     plan = gathering(x.shape, entries)
     if plan.numbers is not None:
@@ -99,7 +99,7 @@ def has_arrays(entries: Sequence[Any]) -> bool:
 class Gathering(NamedTuple):
     """How elements at indices are gathered, or scattered.
 
-    index, numbers, sizes: as `gather` takes them; numbers is None where no index is an array, and nothing is gathered.
+    index, numbers, sizes: as `gather` takes them; numbers is None if no index is an array, and nothing is gathered.
     parts: the shape of what it gives. shape: the same with new axes, and without those that integers name.
     """
 
@@ -185,7 +185,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
 
 
 def missing(dtype: dtypes.DType) -> Any:
-    """Return what stands for an element that is not there, as in JAX."""
+    """Return the value of a missing element, as in JAX."""
     if KINDS[dtype] in INTEGRAL:
         least, most = dtypes.limits(dtype)
         return least or most
@@ -195,7 +195,7 @@ def missing(dtype: dtypes.DType) -> Any:
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     """Return elements at indices along an axis, which are of as many dimensions as x; the others broadcast.
 
-    An index that is outside gives what it gives in `take`.
+    An index outside gives the same as in `take`.
     """
     x, index = array_of(x, "take_along_axis"), array_of(indices, "take_along_axis")
     where = axis_of(axis, len(x.shape))

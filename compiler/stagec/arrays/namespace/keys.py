@@ -134,7 +134,7 @@ def split(key: Any, num: int | tuple[int, ...] = 2) -> Any:
 
 
 def fold_in(key: Any, data: Any) -> Any:
-    """Return the new key made from one and an integer, of which 32 bits count. As `jax.random.fold_in`."""
+    """Return a new key made from a key and 32 bits of an integer. As `jax.random.fold_in`."""
     words, raw = words_of("fold_in", key)
     number = literal(data, _U32) if type(data) is int else array_of(data, "fold_in")
     if number.shape != () or KINDS[number.dtype] not in INTEGRAL:

@@ -1,7 +1,7 @@
-"""The standard's extension of linear algebra: what `stagec.numpy.linalg` has.
+"""The standard's extension of linear algebra: the functions of `stagec.numpy.linalg`.
 
 https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functions.html, with eig and eigvals of 2025.12.
-Matrices are the last two axes, the others are a batch. What cannot be factorized gives NaN, as in JAX.
+Matrices are the last two axes, the others are a batch. A matrix without factors gives NaN, as in JAX.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def svdvals(x: Any, /) -> Any:
 
 
 def solve(x1: Any, x2: Any, /) -> Any:
-    """Return x of x1 @ x = x2. x2: matrices, or one vector where it has one dimension."""
+    """Return x of x1 @ x = x2. x2: matrices, or one vector if it has one dimension."""
     first, second = promoted(x1, x2, function="solve")
     first = _factorized(first, "solve", square=True)
     vector = len(second.shape) == 1
@@ -158,7 +158,7 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
 
 
 def _tolerance(x: Any, rtol: Any, name: str) -> Any:
-    """Return a tolerance for each matrix. Raises ValueError where it does not broadcast to the batch."""
+    """Return a tolerance for each matrix. Raises ValueError if it does not broadcast to the batch."""
     dtype, batch = dtypes.real_part(x.dtype), x.shape[:-2]
     if rtol is None:
         return full(batch, max(x.shape[-2:]) * float(np.finfo(dtype).eps), dtype)
@@ -175,7 +175,7 @@ def det(x: Any, /) -> Any:
 
 
 def slogdet(x: Any, /) -> SlogdetResult:
-    """Return the sign of determinants, or their direction where they are complex, and the logarithm of their size."""
+    """Return the sign of determinants, or their direction if they are complex, and the logarithm of their size."""
     return SlogdetResult(*systems.slogdet(_factorized(x, "slogdet", square=True)))
 
 

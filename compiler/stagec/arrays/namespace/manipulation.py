@@ -106,7 +106,7 @@ def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int
 
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
-    """Return the elements in another shape; one size may be -1, for what is left."""
+    """Return the elements in another shape; one size may be -1, for the rest."""
     given, x = x, array_of(x, "reshape")
     sizes = list(shape if isinstance(shape, tuple | list) else (shape,))
     for size in sizes:

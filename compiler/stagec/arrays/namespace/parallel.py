@@ -77,7 +77,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
     shardings: one of these for all, or a tree of them, a prefix of the arrays'; None leaves an array to XLA. As
     `jax.lax.with_sharding_constraint`. Outside a trace there is one device, and it changes nothing.
-    Raises ValueError where a spec does not fit, or has no mesh.
+    Raises ValueError if a spec does not fit, or has no mesh.
     """
     leaves, structure = pytrees.flatten(x)
     result = []
@@ -179,7 +179,7 @@ def pmean(x: Any, axis_name: str | Iterable[str]) -> Any:
 
 
 def all_gather(x: Any, axis_name: str | Iterable[str], *, axis: int = 0, tiled: bool = False) -> Any:
-    """Return what all devices along axes have, in a `shard_map`: along a new axis, or one after another where `tiled`.
+    """Return the values of all devices along axes, in a `shard_map`: along a new axis, or one after another if `tiled`.
 
     As `jax.lax.all_gather`.
     """

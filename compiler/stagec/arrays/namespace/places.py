@@ -24,7 +24,7 @@ GatherDimensionNumbers = indexing.GatherDimensionNumbers
 
 
 def _starts(x: Any, starts: Any, function: str) -> list[Any]:
-    """Return where a slice starts, an integer for each axis; a negative one counts from the back."""
+    """Return the start of a slice, an integer for each axis; a negative one counts from the back."""
     if hasattr(starts, "shape") and len(starts.shape) == 1:
         given = array_of(starts, function)
         starts = [row(given, i) for i in range(given.shape[0])]
@@ -114,7 +114,7 @@ def dynamic_update_index_in_dim(operand: Any, update: Any, index: Any, axis: int
 
 
 class ScatterDimensionNumbers(NamedTuple):
-    """Which axes of a scatter are what, as `jax.lax.ScatterDimensionNumbers`: those of the gather of its updates."""
+    """The roles of a scatter's axes, as `jax.lax.ScatterDimensionNumbers`: those of the gather of its updates."""
 
     update_window_dims: Sequence[int]
     inserted_window_dims: Sequence[int]

@@ -1,4 +1,4 @@
-"""What a `checkpoint` keeps for its derivative: names for values, and JAX's policies.
+"""The values that a `checkpoint` keeps for its derivative: names for values, and JAX's policies.
 
 https://docs.jax.dev/en/latest/gradient-checkpointing.html
 """
@@ -41,7 +41,7 @@ def _of_names(keeps: Callable[[str], bool], others: bool = False) -> Policy:
 
 
 class checkpoint_policies:  # noqa: N801 - JAX's name
-    """What `checkpoint(policy=...)` keeps for the derivative, as `jax.checkpoint_policies`.
+    """The values that `checkpoint(policy=...)` keeps for the derivative, as `jax.checkpoint_policies`.
 
     You can write a policy too: a function that takes the primitive of an operation (`primitive.name` is its name in the
     text of a program), what is known of each operand, and the parameters by name. It returns whether to keep the

@@ -1,4 +1,4 @@
-"""Operands of functions: what counts as an array, and how several promote to one dtype."""
+"""Operands of functions: recognize arrays, and promote several operands to one dtype."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_scalar(x: Any) -> bool:
 def array_of(x: Any, function: str = "") -> Any:
     """Return an operand as an array: a value of stagec's as another object, NumPy's array or a number as a value.
 
-    function: its name, for messages. Raises TypeError for what is not an array.
+    function: its name, for messages. Raises TypeError for anything but an array.
     """
     if isinstance(x, Value):
         return x.same()
@@ -52,7 +52,7 @@ def is_jaxs(x: Any) -> bool:
 
 
 def numpy_of(x: Any) -> np.ndarray[Any, Any]:
-    """Return what NumPy makes of an array of another library's. Raises TypeError for what JAX traces."""
+    """Convert an array of another library with NumPy. Raises TypeError for JAX's tracers."""
     try:
         return np.asarray(x)
     except TypeError as error:
@@ -71,7 +71,7 @@ def _of_numpy(x: Any) -> Any:
 
 
 def dtype_of(*operands: Any) -> tuple[DType, bool]:
-    """Return the dtype that operands promote to, and whether it is weak. Raises TypeError where they do not promote."""
+    """Return the dtype that operands promote to, and whether it is weak. Raises TypeError if they do not promote."""
     strong: DType | None = None
     weak: list[DType] = []
     kinds: list[str] = []
@@ -97,7 +97,7 @@ def dtype_of(*operands: Any) -> tuple[DType, bool]:
 def promoted(*operands: Any, function: str = "", inexact: bool = False) -> list[Any]:
     """Return operands as arrays of one dtype. inexact: a floating-point one, the default of integers.
 
-    Raises TypeError where they do not promote, OverflowError where a Python integer does not fit.
+    Raises TypeError if they do not promote, OverflowError if a Python integer does not fit.
     """
     if len(operands) == 2 and _alike(*operands) and (not inexact or KINDS[operands[0].dtype] in INEXACT):
         return list(operands)

@@ -40,7 +40,7 @@ def _floating(function: str, dtype: Any, kinds: frozenset[str] = frozenset({FLOA
 
 
 def _require_fit(function: str, shape: Shape, *parameters: Any) -> None:
-    """Raise ValueError where parameters do not broadcast to the shape that is asked for."""
+    """Raise ValueError if parameters do not broadcast to the shape that is asked for."""
     shapes = [tuple(parameter.shape) for parameter in parameters]
     if broadcast_shapes(shape, *shapes) != tuple(shape):
         raise ValueError(f"{function}: parameters of shapes {', '.join(map(shown, shapes))} are not of {shown(shape)}")

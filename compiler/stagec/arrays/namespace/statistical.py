@@ -82,7 +82,7 @@ def _mean(x: Any, axes: Sequence[int]) -> Any:
 
 
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Any:
-    """Return the variance along axes; None: of all elements. correction: what the number of elements is less by."""
+    """Return the variance along axes; None: of all elements. correction: subtracted from the number of elements."""
     x = inexact(x, "var")
     axes = axes_of(axis, len(x.shape))
 

@@ -182,7 +182,7 @@ def checkpoint(
     As `jax.checkpoint`.
 
     prevent_cse: whether to stop the compiler from using the first values after all.
-    policy: what to keep nevertheless, one of `checkpoint_policies`. None keeps only the arguments.
+    policy: the values to keep nevertheless, one of `checkpoint_policies`. None keeps only the arguments.
     static_argnums: the arguments that are not arrays.
 
     A policy decides about the function's own operations. Those in a loop or a branch inside the function are computed
@@ -244,8 +244,8 @@ class custom_vjp:  # noqa: N801 - JAX's name
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the derivative.
 
-        fwd: takes the arguments, and returns the result and what `bwd` needs.
-        bwd: takes what `fwd` kept and the cotangent of the result, and returns a tuple with the cotangent of each
+        fwd: takes the arguments, and returns the result and the data for `bwd`.
+        bwd: takes the data of `fwd` and the cotangent of the result, and returns a tuple with the cotangent of each
             argument. None stands for zero.
         """
         self._rules = fwd, bwd

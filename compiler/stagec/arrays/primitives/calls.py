@@ -34,7 +34,7 @@ def _results(*avals: ShapedArray, program: Program, **_: Any) -> list[ShapedArra
 
 @dataclass(frozen=True, eq=False)
 class DerivativeOfUser:
-    """What a `custom_vjp` does with cotangents, as a parameter of its equation: equal only to itself.
+    """The rule of a `custom_vjp` for cotangents, as a parameter of its equation: equal only to itself.
 
     name: of the function whose derivative it is: its text in programs.
     captured: how many of the operands are values that the function closes over, which get no cotangent.
@@ -145,7 +145,7 @@ def call_checkpointed(
 
     apart: whether the compiler may not use what was computed the first time. policy: says of an operation (its
     primitive, avals of operands, parameters by name) whether its results are kept for the derivative; they become
-    results too, after the function's. Raises TypeError where it does not return a bool.
+    results too, after the function's. Raises TypeError if it does not return a bool.
     """
     program, captured = _traced(function, values)
     kept = [] if policy is None else _kept(program, policy)

@@ -1,4 +1,4 @@
-"""Primitives between the devices of a mesh, in a `shard_map`: sums, gathering, and what devices send to each other.
+"""Primitives between the devices of a mesh, in a `shard_map`: sums, gathering, and exchanges between devices.
 
 Parameters of all: `axes`, names of the mesh axes along which devices take part, and `mesh`, which has all of them.
 """
@@ -68,7 +68,7 @@ pmin = _all_reduce("pmin", hlo.minimum, _NO_DERIVATIVE, "the smallest elements")
 
 
 def all_gather(x: Any, axes: Names, mesh: Axes, dimension: int) -> Any:
-    """Return what all devices along axes have, one after another along a dimension."""
+    """Return the values of all devices along axes, one after another along a dimension."""
     return bind(ALL_GATHER, x, axes=axes, mesh=mesh, dimension=dimension)
 
 

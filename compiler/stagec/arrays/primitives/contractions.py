@@ -134,7 +134,7 @@ DOT_GENERAL = Primitive("dot_general", _dot_infer, _dot_lower, _dot_vjp)
 
 
 class ConvDimensionNumbers(NamedTuple):
-    """Which axes of a convolution's arrays are what, as `jax.lax.ConvDimensionNumbers`.
+    """The roles of the axes of a convolution's arrays, as `jax.lax.ConvDimensionNumbers`.
 
     lhs_spec, out_spec: the batch axis, the feature axis, and the spatial ones. rhs_spec: of the kernel, the axis of
     output features, that of input features, and the spatial ones.

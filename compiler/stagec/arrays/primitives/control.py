@@ -1,6 +1,6 @@
 """Primitives of control flow: `case`, `while`, `scan`. Their branches and bodies are programs, as parameters.
 
-What these use of the traces around them are operands too, before the others (`captured`).
+Values from the traces around them are operands too, before the others (`captured`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BranchError(TypeError):
 
 
 def case(index: Any, branches: Sequence[Function], operands: Sequence[Any]) -> list[Any]:
-    """Return what one of several functions gives for operands; a number out of range is moved inside.
+    """Return the result of one of several functions for operands; a number out of range is moved inside.
 
     index: of no dimensions, i32. The branches give arrays of the same avals.
     """
@@ -111,7 +111,7 @@ def _while_infer(*avals: ShapedArray, condition: Program, body: Program, capture
 
 
 def _same(what: str, taken: Sequence[ShapedArray], given: Sequence[ShapedArray]) -> None:
-    """Raise TypeError where a body gives other avals than it takes."""
+    """Raise TypeError if a body gives other avals than it takes."""
     if [shaped[:2] for shaped in taken] != [shaped[:2] for shaped in given]:
         types = [", ".join(str(ShapedArray(*shaped[:2])) for shaped in avals) for avals in (taken, given)]
         raise TypeError(f"{what} takes ({types[0]}) and gives ({types[1]}); they must be the same")
@@ -148,7 +148,7 @@ def scan(
     length: Any,
     backward: bool = False,
 ) -> tuple[list[Any], list[Any]]:
-    """Return what is carried at the end, and for each result its values along a new first axis.
+    """Return the last carry, and for each result its values along a new first axis.
 
     function: takes what is carried and the parts of xs at one index of their first axis, gives what is carried next and
     results. backward: from the last index to the first.

@@ -26,7 +26,7 @@ FLOAT0 = np.dtype([("float0", np.void, 0)])
 
 
 class NoDerivative(TypeError):
-    """An operation has no derivative, for these operands and parameters. The text says why, and what to write.
+    """An operation has no derivative, for these operands and parameters. The message has the reason and the advice.
 
     is_placed: whether FILE:LINE of the operation in the user's sources is before the text, where `backward` puts it.
     """
@@ -35,7 +35,7 @@ class NoDerivative(TypeError):
 
 
 class Derivative(NamedTuple):
-    """What a primitive's rule `vjp` is given.
+    """The input of a primitive's rule `vjp`.
 
     cotangents: of the results; None for zero. operands, results: the values.
     """
@@ -102,7 +102,7 @@ def read(known: dict[Variable, Any], operand: Any) -> Any:
 
 
 def run(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Return what a program gives for arguments."""
+    """Return the results of a program for arguments."""
     known = evaluate(program, values)
     return [read(known, operand) for operand in program.outputs]
 
@@ -164,7 +164,7 @@ def _parts(equation: Equation, given: Derivative) -> Sequence[Any]:
 def pullback(
     function: Callable[..., Sequence[Any]], values: Sequence[Any], name: str = ""
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """Return the results of a function of arrays, and what gives its arguments' cotangents of its results'.
+    """Return the results of a function of arrays, and a function from the results' cotangents to the arguments'.
 
     A cotangent that is zero is None.
     """

@@ -1,6 +1,6 @@
 """Primitives that factorize matrices into triangular ones, and solve with those.
 
-Matrices are the last two axes, the others are a batch. As in `jax.lax.linalg`, what cannot be factorized gives NaN.
+Matrices are the last two axes, the others are a batch. As in `jax.lax.linalg`, a matrix without factors gives NaN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def smaller(m: Any, n: Any) -> Any:
 
 
 def cholesky(x: Any) -> Any:
-    """Return the lower triangular factors of positive definite matrices, of which the lower part is read."""
+    """Return the lower triangular factors of positive definite matrices; only their lower part is read."""
     return lower_part(bind(CHOLESKY, x))
 
 
@@ -106,7 +106,7 @@ def _triangular_infer(a: ShapedArray, b: ShapedArray, *, left: bool, **_: bool) 
 
 
 def _without_conjugate(a: IRValue, transpose: bool, conjugate: bool) -> tuple[IRValue, bool]:
-    """XLA and LAPACK conjugate only what they transpose."""
+    """XLA and LAPACK conjugate only matrices that they transpose."""
     return (chlo.conj(a), False) if conjugate and not transpose else (a, conjugate)
 
 

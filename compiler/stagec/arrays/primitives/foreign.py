@@ -34,7 +34,7 @@ LIBRARIES: Mapping[str, str] = {"cuda": "cu", "rocm": "hip"}
 
 
 def require_matrices(name: str, x: ShapedArray, square: bool = False) -> None:
-    """Raise TypeError where the dtype of x is not in `LETTERS`, ValueError where x does not have (square) matrices."""
+    """Raise TypeError if the dtype of x is not in `LETTERS`, ValueError if x does not have (square) matrices."""
     if x.dtype not in LETTERS:
         wanted = "float32, float64, complex64 or complex128"
         raise TypeError(f"{name}: expected matrices of {wanted}, not of {x.dtype}; convert them with astype")
@@ -175,14 +175,14 @@ def _attribute(value: str | bool | int) -> ir.Attribute:
 
 
 def info_of(x: ShapedArray) -> ShapedArray:
-    """Return the aval of what a routine says of each matrix of x: 0 where it went well."""
+    """Return the aval of a routine's status for each matrix of x: 0 for success."""
     return ShapedArray(x.shape[:-2], dtypes.int32)
 
 
 def nan_where_failed(rule: Rule, info: IRValue, x: IRValue, aval: ShapedArray, positive_fails: bool = True) -> IRValue:
-    """Return a result of `aval` with NaN in place of what is of a matrix that has no such factors, as JAX does.
+    """Return a result of `aval` with NaN for each matrix without factors, as JAX does.
 
-    info: what the routine said. positive_fails: whether a number over 0 says so too.
+    info: the routine's status. positive_fails: whether a number over 0 means failure too.
     """
     batch = ShapedArray(aval.shape[: len(rule.inputs[0].shape) - 2], dtypes.int32)
     fine = compare(info, rule.full(0, batch), "EQ" if positive_fails else "GE", dtypes.int32)

@@ -22,7 +22,7 @@ from stagec.arrays.values import Literal, ShapedArray
 
 
 class GatherDimensionNumbers(NamedTuple):
-    """Which axes of a gather are what, as `jax.lax.GatherDimensionNumbers`; a scatter has the same, of its updates.
+    """The roles of a gather's axes, as `jax.lax.GatherDimensionNumbers`; a scatter has the same for its updates.
 
     The last axis of the indices is that of their components.
 
@@ -183,7 +183,7 @@ def _scatter_vjp(d: Any, *, numbers: GatherDimensionNumbers, how: str, unique: b
     zeros = broadcast(Literal(np.zeros((), g.dtype)), updates.shape, ())
 
     def taken(y: Any) -> Any:
-        """Zeros where a slice is not inside: nothing of an update was used there."""
+        """Zeros for a slice that is not inside, because the scatter ignored its update."""
         result = gather(y, indices, numbers, sizes)
         if inside:
             return result

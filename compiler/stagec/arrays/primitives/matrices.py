@@ -1,4 +1,4 @@
-"""Small functions of matrices, which are the last two axes: what factorizations and their derivatives are made of."""
+"""Small functions of matrices, which are the last two axes, for factorizations and their derivatives."""
 
 from __future__ import annotations
 
@@ -102,17 +102,17 @@ def from_diagonal(x: Any) -> Any:
 
 
 def as_rows(x: Any, shape: Sequence[Any]) -> Any:
-    """Return matrices of `shape` of which each row is x."""
+    """Return matrices of `shape` with x as each row."""
     return broadcast(x, shape, [*range(len(x.shape) - 1), len(x.shape)])
 
 
 def as_columns(x: Any, shape: Sequence[Any]) -> Any:
-    """Return matrices of `shape` of which each column is x."""
+    """Return matrices of `shape` with x as each column."""
     return broadcast(x, shape, range(len(x.shape)))
 
 
 def part(x: Any, rows: Any = None, columns: Any = None, from_row: Any = 0, from_column: Any = 0) -> Any:
-    """Return what is in some rows and columns, from the first ones on; None is all to the end."""
+    """Return the elements of some rows and columns, from the first ones on; None is all to the end."""
     batch, (m, n) = x.shape[:-2], x.shape[-2:]
     start = [*[0] * len(batch), from_row, from_column]
     limit = [*batch, m if rows is None else from_row + rows, n if columns is None else from_column + columns]

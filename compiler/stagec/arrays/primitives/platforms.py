@@ -16,7 +16,7 @@ from stagec.arrays.program import Program, pruned, subprograms
 from stagec.arrays.values import ShapedArray
 
 Lower = Callable[..., Any]
-"""What `Primitive.lower` is: takes a rule, MLIR values and parameters, gives a value or a list of values."""
+"""The type of `Primitive.lower`: from a rule, MLIR values and parameters to a value or a list of values."""
 
 
 def by_platform(default: Lower | str, **rules: Lower) -> Lower:
@@ -24,7 +24,7 @@ def by_platform(default: Lower | str, **rules: Lower) -> Lower:
 
     default: for the platforms that are not named; a string says why there is none.
     A module for several platforms has all, and chooses by the index of the platform on which it runs, as `jax.export`
-    does. A rule here is called with a `Rule` of one platform. Raises ValueError where a platform has none.
+    does. A rule here is called with a `Rule` of one platform. Raises ValueError if a platform has none.
     """
 
     def lower(rule: Rule, *values: IRValue, **params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The polar decomposition, and singular values by it, for platforms where no library has them: TPUs.
+"""The polar decomposition, and singular values by it, for platforms without a library for them: TPUs.
 
 By QDWH, which converges in few turns of QR and Cholesky decompositions, as JAX does it (`jax/_src/tpu/linalg`):
 Nakatsukasa, Bai, Gygi, "Optimizing Halley's iteration for computing the matrix polar decomposition", SIAM 2010.
@@ -25,7 +25,7 @@ from stagec.arrays.values import Literal
 
 _TURNS = 10
 _QR_IS_SAFER = 100.0
-"""Of the coefficient c: over it, Cholesky's decomposition is of a matrix that is nearly singular."""
+"""Limit of the coefficient c: above it, Cholesky's decomposition gets a nearly singular matrix."""
 
 
 def _coefficients(eps: float) -> Iterator[tuple[float, float, float]]:

@@ -29,7 +29,7 @@ from stagec.arrays.values import Literal, ShapedArray, shown
 
 
 def least(dtype: DType) -> Any:
-    """Return the number that is not more than any other: where an empty maximum starts."""
+    """Return the number that is not more than any other: the start of an empty maximum."""
     return dtypes.limits(dtype)[0]
 
 
@@ -68,7 +68,7 @@ def _of_extremum(g: Any, x: Any, y: Any, axes: Sequence[int]) -> Any:
 
 
 def _of_product(g: Any, x: Any, y: Any, axes: Sequence[int]) -> Any:
-    """The product of all others, which no division gives where there are zeros."""
+    """The product of all others; with zeros, no division gives it."""
     kept = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = [*kept, *axes]
     moved = transpose(x, order)

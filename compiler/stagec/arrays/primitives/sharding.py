@@ -23,7 +23,7 @@ from stagec.core.sizes.partitions import Partition
 
 
 def constrained(x: Any, mesh: Axes, partition: Partition) -> Any:
-    """Return x, which is split over a mesh like this where the program runs on several devices.
+    """Return x, split over a mesh like this if the program runs on several devices.
 
     Raises ValueError for an axis along which the code sees one device's part.
     """

@@ -1,6 +1,6 @@
 """Primitives of eigenvalues and singular values. Matrices are the last two axes, the others are a batch.
 
-As in `jax.lax.linalg`, what does not converge gives NaN.
+As in `jax.lax.linalg`, a matrix whose iteration does not converge gives NaN.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ OPERATIONS: dict[str, tuple[Callable[[DType], Any], Callable[[IRValue, IRValue],
     "max": (least, hlo.maximum),
     "min": (most, hlo.minimum),
 }
-"""Reductions by name: what they start with, and how two elements become one."""
+"""Reductions by name: the start value, and the function that combines two elements."""
 
 
 def dilated(size: Any, by: int) -> Any:

@@ -1,6 +1,6 @@
 """XLA:CPU: compile StableHLO for a named instruction set, to the same bytes on every machine and every run.
 
-What makes XLA's own bytes differ, and what is done about it here:
+Differences in XLA's own bytes, and the fixes here:
 
 - Objects and symbols are stored in the order in which threads finished: both lists are sorted (`canonicalize`).
 - Tiny loops are hoisted into kernels whose arguments have the order of a hash table: its seed is fixed (`hash_seeds`).
@@ -9,7 +9,7 @@ What makes XLA's own bytes differ, and what is done about it here:
 - Code follows the host's CPU: LLVM is shown the target's instead (`cpuid`, on aarch64 `cpuinfo`), and what XLA stored
   is checked afterwards.
 
-docs/reproducibility.md has what was measured.
+docs/reproducibility.md has the measurements.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def hardware(target: AnyCpuTarget) -> Hardware:
 def presented(target: AnyCpuTarget) -> Iterator[None]:
     """Let XLA see the CPU and the cores of `target`, and give its hash tables one seed, inside a `with` statement.
 
-    jaxlib must be imported. It waits until no other thread compiles through stagec, and lets none begin. What does not
-    go through stagec, as JAX's own compilations, must not run meanwhile.
-    Raises machine_code.PatchError where this build of jaxlib is not known, or this system does not allow it.
+    jaxlib must be imported. It waits until no other thread compiles through stagec, and lets none begin. Compilations
+    outside stagec, such as JAX's own, must not run meanwhile.
+    Raises machine_code.PatchError if this build of jaxlib is not known, or this system does not allow it.
     """
     with turns.for_another_machine():
         code = machine_code.loaded(_LIBRARY)
@@ -90,7 +90,7 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
 
 
 def find_code() -> None:
-    """Find what `presented` changes, for this process and those that it forks; jaxlib must be imported."""
+    """Find the places that `presented` changes, for this process and its forks; jaxlib must be imported."""
     with contextlib.suppress(machine_code.PatchError):  # compiling will say so
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
@@ -148,7 +148,7 @@ def compile_module(
 
 
 def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
-    """Return what XLA counts, with the peak: XLA's is without temporaries, which a call has as one block."""
+    """Return XLA's counts, with a new peak: XLA's lacks temporaries, which a call allocates as one block."""
     sizes = memory(executable)
     results = sizes["output_size_in_bytes"] - sizes["alias_size_in_bytes"]
     peak = sizes["argument_size_in_bytes"] + results + sizes["temp_size_in_bytes"]
@@ -157,7 +157,7 @@ def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
 
 @phases.phase("canonicalize")
 def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
-    """Return the bytes of a serialized XLA:CPU executable with all that the build machine put there in a fixed form.
+    """Return the bytes of a serialized XLA:CPU executable with everything from the build machine in a fixed form.
 
     Objects and symbols are sorted. The features, LLVM's names, are those that XLA looks for on the machine that loads.
     Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto.
@@ -186,7 +186,7 @@ def stored_features(serialized: bytes) -> frozenset[str]:
 
 
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
-    """Yield what an executable consists of, as `Backend` says."""
+    """Yield the parts of an executable; see `Backend`."""
     from jaxlib import xla_client
 
     module = next(_stored(serialized, _FIELDS["hlo_module.hlo_module"]), b"")
@@ -205,7 +205,7 @@ def _stored(serialized: bytes, path: Sequence[int]) -> Iterator[bytes]:
 
 
 def _check_architecture(target: AnyCpuTarget) -> None:
-    """Raise CannotCompile where this process's jaxlib makes no code for the architecture of `target`."""
+    """Raise CannotCompile if this process's jaxlib makes no code for the architecture of `target`."""
     wanted, here = ("x86_64" if isinstance(target, CpuTarget) else target.architecture), host.architecture()
     if wanted != here:
         write = f"compile it with jaxlib for {wanted}, on such a machine or under an emulator (docs/aarch64.md)"

@@ -1,7 +1,7 @@
 """NVIDIA devices: compile StableHLO with XLA:GPU for devices that are somewhere else.
 
-XLA takes a description of the device (`nvidia`) and runs NVIDIA's ptxas, which needs none. What makes XLA's own bytes
-differ, and what is done about it here:
+XLA takes a description of the device (`nvidia`) and runs NVIDIA's ptxas, which needs none. Differences in XLA's own
+bytes, and the fixes here:
 
 - XLA stores the name of the CPU of the machine that builds: the topology names one (`_HOST`), and XLA takes that.
 - XLA stores the folder of CUDA as it was given, by default ./cuda_sdk_lib: it is there, as a link in a scratch folder
@@ -12,7 +12,7 @@ differ, and what is done about it here:
 - The start and the end of a collective that runs beside others have a number in common, an address: they are counted
   (`canonicalize`).
 
-What is left is the same in every process, folder and environment, on any number of cores.
+The rest is the same in every process, folder and environment, on any number of cores.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _EXTENSION = PLUGIN.kernels.replace("-", "_")
 """The package with the functions that custom calls name."""
 _TOOLKIT = "nvidia.cu13"
 _TOOLS = ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc")
-"""What XLA needs of CUDA: from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
+"""The files of CUDA that XLA needs, from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
 _SDK = "cuda_sdk_lib"
 """The value of XLA's option xla_gpu_cuda_data_dir, when none is given."""
 _HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
@@ -70,7 +70,7 @@ _UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDER
 _AUTOTUNING = "autotuning.textproto"
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
 _KERNELS: Mapping[str, int] = {"0.10.1": 41, "0.10.2": 45}
-"""For a version of jaxlib, XLA's number for how it makes kernels: it passes over results with another one."""
+"""XLA's version number for making kernels, by version of jaxlib: XLA ignores results with another number."""
 _kept: list[str] = []
 """The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
 
@@ -91,7 +91,7 @@ def prepare_process(target: CudaTarget) -> None:
 
 
 def hardware(target: CudaTarget) -> Hardware:
-    """Return what `target` comes to. Raises CannotCompile when there is no such device or topology, or no plugin."""
+    """Return the hardware of `target`. Raises CannotCompile when there is no such device or topology, or no plugin."""
     device, _ = _described(target)
     _toolkit()
     versions = {name: metadata.version(name) for name in ("nvidia-cuda-nvcc", "nvidia-nvvm")}
@@ -115,7 +115,7 @@ def _links(device: Device, topology: str) -> Links:
 
 
 def _described(target: CudaTarget) -> tuple[Device, int]:
-    """Return the device, and how many there are."""
+    """Return the device, and the number of devices."""
     try:
         return cuda_devices.read(target.figures, key="figures"), cuda_devices.num_devices(target.topology)
     except StagecError as error:
@@ -134,7 +134,7 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
     plugins.check_count(count, available, target.topology)
     results = _results(target, device)
     register_custom_calls()
-    # XLA finds results by the version of cuDNN too; the executable asks for that one where it is loaded.
+    # XLA finds results by the version of cuDNN too; the executable asks for that version when it is loaded.
     config = nvidia.target_config(device, autotuning.cudnn(results) or _CUDNN, _CUDA, _CUB)
     # XLA takes an empty name for a description that it does not have to look up.
     described = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
@@ -164,7 +164,7 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
 
 @functools.cache
 def _platform() -> bytes:
-    """Return what JAX has of the platform in its keys where a device is: the version of CUDA in place of the device."""
+    """Return the platform part of JAX's keys on a device: the version of CUDA instead of the device."""
     from jaxlib import plugin_support
 
     versions = plugin_support.import_from_plugin("cuda", "_versions")
@@ -196,7 +196,7 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
 
 
 def _not_timed(error: CannotCompile) -> CannotCompile | None:
-    """Return what XLA says of a kernel without a result as an error of the target; None for any other error."""
+    """Translate XLA's error about a kernel without a result to one of the target; None for any other error."""
     # Of several kernels XLA names one, below the line that an error of ours keeps.
     match = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", f"{error}\n{error.__cause__}")
     if match is None:
@@ -264,7 +264,7 @@ def _cost(executable: _jax.Executable) -> dict[str, float]:
 
 @phases.phase("canonicalize")
 def canonicalize(serialized: bytes) -> bytes:
-    """Return the bytes of a serialized XLA:GPU executable with all that differs from run to run in a fixed form.
+    """Return the bytes of a serialized XLA:GPU executable with everything that varies between runs in a fixed form.
 
     There are numbers from 1 where XLA stored addresses, and entries of hash tables are sorted.
     """

@@ -1,4 +1,4 @@
-"""How XLA stores an executable for NVIDIA devices, and what is in it: the program, and the kernels that it launches."""
+"""Read XLA's container of an executable for NVIDIA devices: the program, and the kernels that it launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stagec.patches import known_builds
 EXECUTABLE = known_builds.EXECUTABLE["serialized_executable"]
 FIELDS = known_builds.CUDA.messages["xla.gpu.GpuExecutableProto"]
 NESTED = [(kind, path) for kind, *path in known_builds.NESTED.values()]
-"""Kinds of xla.gpu.ThunkProto, by field number, and the paths of fields where their messages have other thunks."""
+"""Kinds of xla.gpu.ThunkProto, by field number, and the paths of fields with other thunks in their messages."""
 _INSTRUCTION = known_builds.INSTRUCTION["thunk_info.profile_annotation"]
 _WITH_CODE = [
     list(paths.values())
@@ -31,10 +31,10 @@ class Launch(NamedTuple):
     """A kernel that an executable launches.
 
     instruction: the HLO instruction that it computes, or a part of it.
-    function: its name in the code; "": all that the code has. code: a cubin; None where it is in XLA's library.
-    blocks, threads: how many blocks there are, and how many threads in each.
+    function: its name in the code; "": all functions of the code. code: a cubin; None if it is in XLA's library.
+    blocks, threads: the number of blocks, and of threads in each.
     shared: bytes of shared memory of a block that the launch adds to those of the code.
-    These three are None where the host's code of Mosaic GPU decides them.
+    These three are None if the host's code of Mosaic GPU decides them.
     """
 
     instruction: str
@@ -46,7 +46,7 @@ class Launch(NamedTuple):
 
 
 def launches(serialized: bytes) -> list[Launch]:
-    """Return the kernels that an executable launches, in the order in which it has them.
+    """Return the kernels that an executable launches, in its order.
 
     Calls of NVIDIA's libraries are not among them. Raises ValueError when the bytes are not a serialized executable.
     """
@@ -93,7 +93,7 @@ def _text(thunk: bytes, path: Sequence[int]) -> str:
 
 
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
-    """Yield what an executable consists of, as `Backend` says."""
+    """Yield the parts of an executable; see `Backend`."""
     from jaxlib import xla_client
 
     ptx, binary, *others, rest = parts(serialized)

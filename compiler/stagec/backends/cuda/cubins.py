@@ -1,4 +1,4 @@
-"""The machine code of kernels for NVIDIA devices, a cubin: what each of its functions takes of a device.
+"""Read the resources of each function from the machine code of kernels for NVIDIA devices, a cubin.
 
 A cubin is an ELF file (https://docs.nvidia.com/cuda/cuda-binary-utilities). NVIDIA does not say what is in its
 sections; `cuobjdump -elf` prints them with the names that are used here. The tests compare with `cuobjdump -res-usage`,
@@ -34,13 +34,13 @@ _RESERVED = 1024
 
 
 class Function(NamedTuple):
-    """What a function takes.
+    """The resources of a function.
 
     registers: of a thread. stack: bytes of a thread in local memory, which is main memory. spills: bytes of the
     instructions that store registers there and load them again, each counted once, as ptxas counts them. From compute
     capability 10.0 on, accesses to arrays that a thread indexes at run time count too: ptxas does not mark all spills
     there, so it is the most that they can be. shared: bytes of shared memory of a block, without what a launch adds.
-    barriers: of a block. threads: of a block, where the code requires a number; None: it does not.
+    barriers: of a block. threads: of a block, if the code requires a number; None: it does not.
     """
 
     registers: int
@@ -97,7 +97,7 @@ def _functions(code: bytes) -> dict[str, Function]:
 
 
 def _attributes(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield what a section of attributes says: the number of each, and its value."""
+    """Yield the attributes of a section: the number of each, and its value."""
     at = 0
     while at < len(content):
         form, attribute, size = struct.unpack_from("<BBH", content, at)
@@ -120,7 +120,7 @@ def _spills(text: bytes, annotations: bytes, major: int) -> Iterable[int]:
 
 
 def _access(text: bytes, at: int) -> int:
-    """Return how many bytes of local memory an instruction reads or writes."""
+    """Return the bytes of local memory that an instruction reads or writes."""
     low, high = struct.unpack_from("<QQ", text, at)
     return _WIDTHS[high >> 9 & 7] if low & _OPCODES in (_STORE_LOCAL, _LOAD_LOCAL) else 0
 

@@ -1,6 +1,6 @@
-"""The kernels of an executable for NVIDIA devices: what each takes of a device, and what it waits for.
+"""The kernels of an executable for NVIDIA devices: the resources of each, and the bound on its time.
 
-Nothing here needs a device, or a tool of NVIDIA's. docs/costs.md says what is assumed.
+Nothing here needs a device, or a tool of NVIDIA's. docs/costs.md lists the assumptions.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from stagec.hardware.occupancy import occupancy
 Kernel: TypeAlias = dict[str, Any]
 """A row of `of`."""
 LAUNCH_SECONDS = 1e-6
-"""What a launch takes at least: kKernelLaunchOverhead of xla/service/gpu/model/gpu_performance_model_base.h."""
+"""The least time of a launch: kKernelLaunchOverhead of xla/service/gpu/model/gpu_performance_model_base.h."""
 _TRANSACTION = 32
 """Bytes of main memory that a multiprocessor moves in a cycle at most, as XLA assumes in the same place."""
 
 
 _UNEVEN = 1.1
-"""From how much longer on the busiest multiprocessor needs is a matter of occupancy."""
+"""If the busiest multiprocessor needs this much longer, occupancy is the bound."""
 
 
 def of(serialized: bytes, device: Device, program: str = "", devices: int = 1) -> list[Kernel]:
-    """Return what is known of the kernels of an executable, in the order in which they are launched first.
+    """Return the facts about the kernels of an executable, in the order of their first launch.
 
-    program: its optimized HLO as text; "": nothing is said of time. devices: for how many it is.
+    program: its optimized HLO as a string; "": no times. devices: their number.
     A row has "name", of the function in the code; "instructions" of HLO that it computes; "blocks", "threads" of each;
     "registers" of a thread; "shared_memory", bytes of a block; "spills" and "stack", bytes of a thread (`cubins`);
     "occupancy", the share of a multiprocessor's warps that run at a time, and "limited_by", which resource limits it;
-    "runs" in a call; "seconds", what one run takes at least, and "bound" by what: "compute", "memory", "launch" or
-    "occupancy". What is not known is "unknown".
+    "runs" in a call; "seconds", the least time of one run, and "bound", its cause: "compute", "memory", "launch" or
+    "occupancy". Unknown values are "unknown".
     Raises ValueError when the bytes are not such an executable. A kernel whose code cannot be read has unknown numbers.
     """
     runs = totals.runs(hlo.parse(program), devices) if program else {}
@@ -56,7 +56,7 @@ def of(serialized: bytes, device: Device, program: str = "", devices: int = 1) -
 def _functions(
     launch: Launch, read: dict[bytes, dict[str, cubins.Function]]
 ) -> Iterable[tuple[str, cubins.Function | None]]:
-    """Return the functions of a launch: one, or all of a code that does not say which. read: what was read before."""
+    """Return the functions of a launch: one, or all if the launch does not name it. read: a cache."""
     if launch.code is None:
         return [(launch.function, None)]
     if launch.code not in read:
@@ -91,7 +91,7 @@ def _known(value: int | None) -> int | Literal["unknown"]:
 
 
 def _time(row: Kernel, runs: Sequence[Runs], device: Device) -> dict[str, Any]:
-    """Return how often a kernel runs, and what bounds one run. All instructions that it computes are the same."""
+    """Return the runs of a kernel, and the bound of one run. All instructions that it computes are the same."""
     if not runs:
         return {"runs": UNKNOWN, "seconds": UNKNOWN, "bound": UNKNOWN}
     times = [run.times for run in runs]
@@ -100,7 +100,7 @@ def _time(row: Kernel, runs: Sequence[Runs], device: Device) -> dict[str, Any]:
 
 
 def bounds(run: Runs, blocks: int | Literal["unknown"], device: Device) -> tuple[float, str] | None:
-    """Return what a run takes at least, and by what; None where its operations or bytes are not known.
+    """Return the least time of a run, and its cause; None if its operations or bytes are not known.
 
     blocks: of the launch. Where there are fewer than multiprocessors, or some have one more than others, the operations
     and bytes of the busiest one bound the run: that is "occupancy".

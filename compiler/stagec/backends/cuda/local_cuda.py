@@ -1,7 +1,7 @@
 """The NVIDIA devices of this machine: describe one, and time kernels on one. Nothing that is built needs a device.
 
-XLA needs the driver for both. To time kernels it needs what they call, too: cuBLAS, cuDNN and the other libraries of
-CUDA 13, which it looks for as any program does.
+XLA needs the driver for both. To time kernels it also needs the libraries that they call: cuBLAS, cuDNN and others of
+CUDA 13. It searches for them like any program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIBRARIES = ("libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9")
 """Libraries whose kernels XLA times beside its own."""
 _RESULTS = "results.textproto"
 _SAME = ("name", "compute_capability", "core_count", "l2_cache_size")
-"""Properties that say which device it is. Clocks and bandwidths, as drivers report them, differ a little."""
+"""Properties that identify the device. Drivers report slightly different clocks and bandwidths."""
 
 
 def prepare_process() -> None:
@@ -40,14 +40,14 @@ def prepare_process() -> None:
 def describe_device() -> str:
     """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.properties`.
 
-    CUDA_VISIBLE_DEVICES says which one is the first. Raises CannotCompile when there is none, or no plugin.
+    CUDA_VISIBLE_DEVICES decides the first one. Raises CannotCompile when there is none, or no plugin.
     """
     prepare_process()
     return _describe(devices()[0])
 
 
 def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list[Result]:
-    """Compile a StableHLO module on devices of this machine and return what XLA found fastest on them.
+    """Compile a StableHLO module on devices of this machine and return XLA's fastest choices for them.
 
     The process must have been prepared by `prepare_process`. mesh: as for `cuda.compile_module`.
     Raises CannotCompile when there are not as many devices as the module needs, when they are others than the
@@ -68,7 +68,7 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
     options = {**target.compiler_options, "xla_gpu_dump_autotune_results_to": _RESULTS}
     with cuda.scratch():
         plugins.compile_for(cuda.PLUGIN, here[:count], module, options, load=True)
-        # XLA writes no file where there is nothing to time.
+        # XLA writes no file if there is nothing to time.
         text = Path(_RESULTS).read_text("ascii") if Path(_RESULTS).exists() else ""
     try:
         return autotuning.read(text)
@@ -97,7 +97,7 @@ def _describe(device: Any) -> str:
 
 
 def refuse_another(reported: Mapping[str, Any], target: CudaTarget) -> None:
-    """Raise CannotCompile unless the device here is the target's. reported: what `nvidia.properties` returned."""
+    """Raise CannotCompile unless the device here is the target's. reported: the result of `nvidia.properties`."""
 
     def bare(value: object) -> str:  # a driver does not say which features of its architecture code may use
         return str(value).rstrip("af")

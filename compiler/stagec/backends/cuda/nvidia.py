@@ -1,4 +1,4 @@
-"""The description of an NVIDIA device in XLA's form: stream_executor.GpuTargetConfigProto, as text."""
+"""The description of an NVIDIA device in XLA's form: stream_executor.GpuTargetConfigProto, in text format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING = {
     "bf16_flops": "the peak of dense bfloat16 operations a second",
     "pcie_bandwidth": "bytes a second to the host",
 }
-"""What a driver does not say of each device, and no other number stands for."""
+"""Fields that a driver does not report for each device, and that follow from no other number."""
 _ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "network_bandwidth")
 """Properties that XLA does not have: they are for estimates."""
 _DESCRIBED: Sequence[list[str]] = ([], ["cuda_compute_capability"], ["device_interconnect_info"])
@@ -26,7 +26,7 @@ _FEATURES = {"": "NONE", "a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FE
 def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: str) -> str:
     """Return the device as XLA reads it.
 
-    cudnn, cuda, cub: versions of these libraries that the executable may count on where it is loaded.
+    cudnn, cuda, cub: versions of these libraries that the executable may rely on when it is loaded.
     """
     match = CAPABILITY.fullmatch(device.compute_capability)
     assert match is not None
@@ -65,7 +65,7 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
 def properties(config: str) -> dict[str, Any]:
     """Return the fields of `Device` that XLA's description of a device has; it has no peak, and no speed of NVLink.
 
-    config: a GpuTargetConfigProto as text, one field a line, as XLA prints it.
+    config: a GpuTargetConfigProto in XLA's text format, one field a line.
     """
     info = dict(_fields_of(config))
     mark = next((mark for mark, name in _FEATURES.items() if name == info.get("feature_extension")), "")
@@ -94,16 +94,16 @@ def _fields_of(config: str) -> Iterator[tuple[str, str]]:
 
 
 def _string(text: str) -> str:
-    """Return a string as protobuf writes it, which escapes what JSON does not."""
+    """Return a string in protobuf's syntax, which escapes more characters than JSON."""
     value: str = json.loads(text.replace("\\'", "'"))
     return value
 
 
 def as_toml(reported: Mapping[str, Any]) -> str:
-    """Return what `properties` returned as a file that a manifest can name.
+    """Return the result of `properties` as a file that a manifest can name.
 
-    The peak, the speed of links, and what the driver did not say, are those of the checked-in device of the same name.
-    Where there is none, the file says what is missing.
+    The peak, the speed of links, and fields missing from the driver come from the checked-in device of the same name.
+    If there is none, the file lists the missing fields.
     """
     same = [device for device in cuda.devices().values() if device.name == reported["name"]]
     whole = {"doc": reported["name"], "source": "what the CUDA driver reports", **reported}

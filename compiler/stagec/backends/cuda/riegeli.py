@@ -1,4 +1,4 @@
-"""Read and edit the records of a Riegeli file, the form in which XLA:GPU stores an executable in parts.
+"""Read and edit the records of a Riegeli file: XLA:GPU stores an executable in parts in this form.
 
 A file is chunks of records, cut into blocks of 64 KiB that each begin with a header
 (https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md). Chunks that XLA writes are
@@ -23,7 +23,7 @@ _SIMPLE = ord("r")
 
 
 def records(file: bytes) -> Iterator[bytes]:
-    """Yield the records in order. Raises ValueError if the bytes are not such a file, or of an unknown form."""
+    """Yield the records in order. Raises ValueError if the bytes are not a Riegeli file, or have an unknown form."""
     for chunk in _chunks(file):
         yield from _records(chunk)
 
@@ -31,7 +31,7 @@ def records(file: bytes) -> Iterator[bytes]:
 def edit(file: bytes, change: Callable[[int, bytes], bytes | None]) -> bytes:
     """Return the file with each record as `change`, given its number and bytes, returns it; None leaves it as it is.
 
-    Chunks with other records than those have one form, whatever they were before. Raises ValueError as `records`.
+    Changed chunks have one fixed form, whatever their form before. Raises ValueError as `records`.
     """
     edited, number = [], 0
     for chunk in _chunks(file):
@@ -77,12 +77,12 @@ def _plain(contents: list[bytes]) -> bytes:
 
 
 def _assemble(chunks: list[bytes]) -> bytes:
-    """Return the file: the chunks in a row, with a header before every block that says which chunk it interrupts."""
+    """Return the file: the chunks in a row, with a header before every block that names the interrupted chunk."""
     joined, ends = b"".join(chunks), list(itertools.accumulate(map(len, chunks)))
     room = _BLOCK - _BLOCK_HEADER
 
     def position(at: int) -> int:
-        """Return where in the file a byte of `joined` is; a chunk that begins with a block begins with its header."""
+        """Return the file offset of a byte of `joined`; a chunk that begins with a block begins with its header."""
         block, offset = divmod(at, room)
         return block * _BLOCK + (_BLOCK_HEADER + offset if offset else 0)
 
@@ -139,7 +139,7 @@ def _unsnappy(stream: bytes) -> bytes:
             at += width
         if not 0 < offset <= len(out):
             raise ValueError("not a Snappy stream")
-        # A copy may reach into what it writes: then it repeats.
+        # A copy may overlap its own output: then it repeats.
         piece = bytes(out[len(out) - offset :][:length])
         out += (piece * (length // len(piece) + 1))[:length]
     if len(out) != size:

@@ -29,9 +29,9 @@ PLUGIN = plugins.of("tpu")
 _NEEDED_CPU_FLAGS = frozenset(
     ("aes", "avx", "cx16", "mmx", "pclmulqdq", "pni", "popcnt", "sse", "sse2", "sse4_1", "sse4_2", "ssse3")
 )
-"""Flags of /proc/cpuinfo for what libtpu is compiled with; it looks for them when it is loaded."""
+"""Flags of /proc/cpuinfo for the instructions in libtpu; it checks them when it is loaded."""
 _NEEDED_FILE = "sys/devices/system/cpu/possible"
-"""Where libtpu's allocator reads how many cores there are."""
+"""The file with the number of cores for libtpu's allocator."""
 
 
 def environment(target: TpuTarget) -> dict[str, str]:
@@ -40,7 +40,7 @@ def environment(target: TpuTarget) -> dict[str, str]:
         # Without it a second process at the same time is refused; it is meant for processes that use chips.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "LIBTPU_INIT_ARGS": "",
-        # libtpu asks the machine which chips it has, and else a server of Google's cloud. The answer changes no byte.
+        # libtpu asks the machine for its chips, or else a server of Google's cloud. The answer changes no byte.
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -60,7 +60,7 @@ def prepare_process(target: TpuTarget) -> None:
 
 
 def hardware(target: TpuTarget) -> Hardware:
-    """Return what `target` comes to. Raises CannotCompile when there is no such topology, or libtpu is missing."""
+    """Return the hardware of `target`. Raises CannotCompile when there is no such topology, or libtpu is missing."""
     topology = _topology(target)
     chip = topology.generation
     torus = Torus(topology.shape, topology.wraps, chip.link_bandwidth, chip.cores)
@@ -75,9 +75,9 @@ def hardware(target: TpuTarget) -> Hardware:
 
 
 def check_machine(root: Path = Path("/"), cpu_flags: frozenset[str] | None = None) -> None:
-    """Raise CannotCompile where libtpu would end the process instead of raising an error.
+    """Raise CannotCompile if libtpu would end the process instead of raising an error.
 
-    root: where the machine's files are. cpu_flags: those of its CPU; None: as /proc/cpuinfo lists them. Where none are
+    root: the folder with the machine's files. cpu_flags: those of its CPU; None: those of /proc/cpuinfo. If none are
     known, libtpu must find out itself.
     """
     try:
@@ -135,5 +135,5 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], op
 
 
 def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
-    """Yield what an executable consists of: (name, bytes, text). libtpu does not say what is in one."""
+    """Yield the parts of an executable: (name, bytes, text). libtpu's executables are opaque."""
     yield "container", serialized, ""

@@ -1,4 +1,4 @@
-"""Which chip of a TPU topology is where in a mesh: the order of `jax.make_mesh`, without JAX and without devices.
+"""Place the chips of a TPU topology in a mesh: in the order of `jax.make_mesh`, without JAX and without devices.
 
 Neighbours along a mesh axis should be neighbours in the torus. JAX has rings for small slices, and else gives each mesh
 axis whole axes of the torus, the last mesh axis first (`jax.experimental.mesh_utils.create_device_mesh`). Where whole
@@ -45,7 +45,7 @@ def _slice_order(devices: Sequence[Any], indices: Sequence[int], mesh: Sequence[
 
 
 def _ring(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
-    """Return JAX's order for a small slice; empty where it has none."""
+    """Return JAX's order for a small slice; empty if it has none."""
     kind, count = devices[-1].device_kind, len(devices)
     if kind in ("TPU v2", "TPU v3"):
         eights = count == 8 or mesh[-1] == 8
@@ -68,7 +68,7 @@ def _ring(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
 
 
 def _torus(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
-    """Return the order that gives each mesh axis whole axes of the torus, or parts of axes where those do not fit."""
+    """Return the order that gives each mesh axis whole axes of the torus, or parts of axes if those do not fit."""
     places = [(*device.coords, device.core_on_chip) for device in devices]
     dims = [1 + max(place[axis] for place in places) for axis in range(4)]
     at = {place: i for i, place in enumerate(places)}

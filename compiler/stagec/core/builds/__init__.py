@@ -1,1 +1,1 @@
-"""What an action is given and what its results are called."""
+"""The inputs of build actions, and the names of their results."""

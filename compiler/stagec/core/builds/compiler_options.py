@@ -15,7 +15,7 @@ LEVELS: Mapping[str, int] = {"UNKNOWN": 0, "O0": 9, "O1": 19, "O2": 29, "O3": 39
 
 
 class InvalidOption(ValueError):
-    """A compiler option cannot have a value; `name` is the option, `write` says what to write instead."""
+    """A compiler option cannot have a value; `name` is the option, `write` is the correction."""
 
     def __init__(self, name: str, value: object, write: str) -> None:
         super().__init__(f"{name} cannot be {json.dumps(value) if isinstance(value, str) else repr(value)}")
@@ -57,13 +57,13 @@ BUILD_OPTIONS: Mapping[str, Callable[[str, Any], int | float | bytes]] = {
 def checked(options: Mapping[str, Any]) -> dict[str, CompilerOption]:
     """Return options as plain values: numbers of numpy's become Python's, members of JAX's enum their names.
 
-    Raises InvalidOption for a value that is none, and for one that its field of ExecutableBuildOptions cannot have.
+    Raises InvalidOption for an invalid value, and for one that its field of ExecutableBuildOptions cannot have.
     """
     return {name: _plain(name, value) for name, value in options.items()}
 
 
 def problems(options: Mapping[str, Any]) -> Iterator[InvalidOption]:
-    """Yield what is wrong with each of `options`."""
+    """Yield the faults of `options`."""
     for name, value in options.items():
         try:
             _plain(name, value)

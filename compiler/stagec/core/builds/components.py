@@ -1,8 +1,8 @@
-"""What an artifact was made from, component by component, each with a digest: the reason for a rebuild can be named.
+"""The inputs of an artifact, component by component with digests: they explain the reason for a rebuild.
 
-A table maps the name of a component ("aval args[0]['w']", "target isa", "jaxlib") to its value as text, for a reader,
-and to the SHA-256 of name and content, each with its length before it, so that no two tables have the same digests by
-moving a byte from one component to the next. Standard library only.
+A table maps the name of a component ("aval args[0]['w']", "target isa", "jaxlib") to its value as a string, for a
+reader, and to the SHA-256 of name and content, each with its length before it, so that no two tables have the same
+digests by moving a byte from one component to the next. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Table = dict[str, dict[str, str]]
 """Name of the component -> {"value": text, "sha256": hex digest}."""
 
 INTERPRETER = "environment python"
-"""The interpreter's full version. A bundle has not this one: no lock names it, and bundles are the same without."""
+"""The interpreter's full version. A bundle does not record it: no lock names it, and it does not change a bundle."""
 
 
 def digest(*parts: bytes) -> str:
@@ -30,20 +30,20 @@ def digest(*parts: bytes) -> str:
 def entry(name: str, value: object, content: bytes | None = None) -> dict[str, str]:
     """Return the row of a component.
 
-    value: what a reader is shown; anything but a string is written as canonical JSON.
-    content: what is digested, where that is more than the text.
+    value: the string for a reader; other values become canonical JSON.
+    content: the data of the digest, if it is more than the string.
     """
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
     return {"value": text, "sha256": digest(name.encode(), text.encode() if content is None else content)}
 
 
 def table(values: Mapping[str, object]) -> Table:
-    """Return a table of components whose text is all there is to them."""
+    """Return a table of components that consist of only a string."""
     return {name: entry(name, value) for name, value in values.items()}
 
 
 def source(function: str, stablehlo: bytes) -> Table:
-    """Return the component that stands for the source of `function`: the program that tracing made of it."""
+    """Return the component for the source of `function`: the traced program."""
     name = f"source of {function}"
     return {name: entry(name, f"{len(stablehlo):,} bytes of StableHLO", stablehlo)}
 
@@ -61,7 +61,7 @@ def of_export(
         *("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins"),
         *("frontend", "environment"),
     )
-    # Keys that are younger than the format are shown where they say something: other descriptions keep their bytes.
+    # Keys that are younger than the format appear only with a value, so that other descriptions keep their bytes.
     silent: dict[str, object] = {"prng_impl": None, "host_callbacks": "refuse", "serve": {}}
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
     values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
@@ -80,7 +80,7 @@ def of_export(
 
 
 def differences(first: Table, second: Table) -> list[tuple[str, str | None, str | None]]:
-    """Return (component, value in the first, value in the second) where digests differ; None where one has none."""
+    """Return (component, value in the first, value in the second) where digests differ; None if one has none."""
     names = [*first, *(name for name in second if name not in first)]
     return [
         (name, first.get(name, {}).get("value"), second.get(name, {}).get("value"))

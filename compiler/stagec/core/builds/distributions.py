@@ -1,4 +1,4 @@
-"""Which package of an index brings a module: by what is known of those that have another name than their module.
+"""Find the package of an index that brings a module, with a table of packages that do not have the module's name.
 
 An index has no list of modules, and importlib.metadata knows those of installed packages alone. Names of packages are
 compared as indexes do (https://packaging.python.org/en/latest/specifications/name-normalization).
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 LOCK_COMMAND = "bazel run @stagec//:lock --"
-"""What writes a lock of the packages in a file, which is its argument."""
+"""The command that locks the packages of a file; its argument is the file."""
 
 NAMES: Mapping[str, str] = {
     "Bio": "biopython",
@@ -62,7 +62,7 @@ _SAME: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-cpu-aws", "tf-nightly", "tf-nightly-cpu"),
     "tensorflow-probability": ("tfp-nightly",),
 }
-"""A package -> others that bring the same module, of which an environment has one."""
+"""A package -> others that bring the same module; an environment has one of them."""
 
 
 def normalized(name: str) -> str:
@@ -71,7 +71,7 @@ def normalized(name: str) -> str:
 
 
 def of_import(module: str) -> str:
-    """Return the package that brings a module, by its dotted name: what is known, else the top module's name."""
+    """Return the package that brings a module, by its dotted name: from the table, else the top module's name."""
     parts = module.split(".")
     known = (NAMES.get(".".join(parts[:end])) for end in range(len(parts), 0, -1))
     return next(filter(None, known), None) or normalized(parts[0])

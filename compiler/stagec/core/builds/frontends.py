@@ -1,4 +1,4 @@
-"""The frontends that there are, as a manifest sees them: what an `entry` may name, and which keys have no meaning then.
+"""The frontends from a manifest's view: the entries of each, and the keys that it does not use.
 
 The code of each is the module of its name in `stagec.frontends`.
 """
@@ -48,7 +48,7 @@ FRONTENDS = (
     Frontend("arrays", (), "traced by stagec itself", _OF_JAX, "it says how JAX traces"),
 )
 TRACERS = tuple(frontend.name for frontend in FRONTENDS if not frontend.endings)
-"""Names of the frontends that trace a Python function: what the key `frontend` may be. The first is the default."""
+"""Names of the frontends that trace a Python function: the values of the key `frontend`. The first is the default."""
 
 
 def of_entry(entry: str, name: str | None = None) -> Frontend:

@@ -1,6 +1,6 @@
-"""Read which names modules import, and which of the function's files have those names.
+"""Read the names that modules import, and find the function's files with those names.
 
-So a file that is added builds nothing again that does not look for it. What a model imports in other ways, the process
+So a new file causes no rebuild of functions that do not look for it. What a model imports in other ways, the process
 sees that imports it (`frontends/reads.py`): nothing here need be complete.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from stagec.core.sizes import expressions
 
 WHY = "# built again whenever a file is added: "
-"""What comes before the reason, in the file that says what a function did not read."""
+"""The mark before the reason, in the file that lists the paths that a function did not read."""
 _ALL = "*"
 """Instead of a name: all names of a folder, as `from package import *` may take them."""
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -23,7 +23,7 @@ _CACHED = "__pycache__"
 
 
 class Looked(NamedTuple):
-    """What a function looks for when it is imported, by the paths of folders as its action has them.
+    """The names that a function's import looks for, by the paths of folders in its action.
 
     names: of each folder the names that it looks for, and of each what is there, as paths below the folder.
     roots: of each import root all that it has: any package may look for any name there.
@@ -33,7 +33,7 @@ class Looked(NamedTuple):
     roots: Mapping[str, Sequence[str]]
 
     def to_json(self) -> str:
-        """Return it as text, the same for the same."""
+        """Return the canonical JSON form."""
         return json.dumps(self._asdict(), sort_keys=True, indent=0) + "\n"
 
     def has_place(self, path: str) -> bool:
@@ -67,7 +67,7 @@ class Looked(NamedTuple):
 
 
 def from_json(text: str) -> Looked:
-    """Return what `Looked.to_json` wrote."""
+    """Read the JSON form of `Looked.to_json`."""
     return Looked(**json.loads(text))
 
 
@@ -75,7 +75,7 @@ class Files:
     """The files that functions may import and read."""
 
     def __init__(self, paths: Iterable[str], roots: Iterable[str], read: Callable[[str], bytes]) -> None:
-        """Take the paths of files and of import roots. read: returns what is in a file; raises OSError."""
+        """Take the paths of files and of import roots. read: returns the content of a file; raises OSError."""
         self._roots = [root.removesuffix("/") or "." for root in roots]
         self._read = read
         self._below: dict[str, set[str]] = {}
@@ -87,7 +87,7 @@ class Files:
                 self._below.setdefault(folder or ".", set()).add(name)
 
     def looked_for(self, modules: Iterable[str]) -> Looked:
-        """Return what these modules look for, and all that they import."""
+        """Return the names that these modules look for, and all their imports."""
         names: dict[str, dict[str, list[str]]] = {}
         waiting, done = [(module, False) for module in modules], set[tuple[str, bool]]()
         while waiting:
@@ -102,7 +102,7 @@ class Files:
     def _follow(
         self, root: str, module: str, takes_all: bool, names: dict[str, dict[str, list[str]]]
     ) -> Iterator[tuple[str, bool]]:
-        """Note where Python looks for a module; yield what the sources on the way import."""
+        """Note where Python looks for a module; yield the imports of the sources on the way."""
         folder, parent = root, ""
         for name in module.split("."):
             there = names.setdefault(folder, {})[name] = self._there(folder, name)
@@ -118,7 +118,7 @@ class Files:
             looked[_ALL] = sorted(self._below[folder])
 
     def _there(self, folder: str, name: str) -> list[str]:
-        """Return what Python may take for a name: files, a folder, files that make it a package, byte code."""
+        """Return the paths that Python may use for a name: files, a folder, files that make it a package, byte code."""
         inner = _join(folder, name)
         there = [file for file in self._below.get(folder, ()) if _stem(file) == name]
         for where, stem in ((_CACHED, name), (name, "__init__"), (f"{name}/{_CACHED}", "__init__")):

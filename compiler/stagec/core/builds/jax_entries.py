@@ -28,11 +28,11 @@ MODULE, OPTIONS, JAXLIB, PLATFORM, FLAGS, TOPOLOGY, COMPRESSION = (
 )
 """Parts that stagec knows, by JAX's names: the module, XLA's options, versions, flags, devices, a file's frame."""
 COMPRESSIONS = ("zlib", "zstandard")
-"""JAX takes the second where the program has the package of that name, or Python 3.14."""
+"""JAX uses the second if the process has the package of that name, or Python 3.14."""
 SUFFIX, USED = "-cache", "-atime"
-"""Ends of the names of a file and of the one that says when it was used last, which JAX reads where it evicts."""
+"""Ends of the names of an entry's file, and of the file with the time of its last use: JAX reads it to evict."""
 INDEX = "stagec.json"
-"""The file of a folder that says what its entries are for."""
+"""The file of a folder that lists the purposes of its entries."""
 NO_ENTRY_FOR_THIS_MACHINE = "stagec.jax_cache: no entry for this program and a machine such as this one"
 """A program that imports `stagec.jax_cache` logs this before JAX reports a miss."""
 _FORMAT = 1
@@ -40,9 +40,9 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Key:
-    """What an entry's name is made of.
+    """The parts of an entry's name.
 
-    module: the module's name, such as "jit_predict". parts: what JAX hashes, by JAX's names, in JAX's order.
+    module: the module's name, such as "jit_predict". parts: the inputs of JAX's hash, by JAX's names, in JAX's order.
     mesh: sizes of the axes over which the module splits arrays; no part of a name.
     committed: positions of the arguments that lie on a device that the program chose; no part of a name by itself.
     zlib: how JAX packs files whose key says zlib: with Python 3.14 as zstandard does; no part of a name.
@@ -76,7 +76,7 @@ class Key:
 
     @staticmethod
     def read(data: bytes) -> list[Key]:
-        """Read what `to_bytes` made of several keys. Raises ValueError for anything else."""
+        """Read several keys from the bytes of `to_bytes`. Raises ValueError for anything else."""
         keys, at = [], 0
         while at < len(data):
             end = data.index(b"\n", at)
@@ -126,7 +126,7 @@ def _zstandard(data: bytes) -> bytes:
 
 
 def _blocks(data: bytes, most: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield pieces of data, which is not empty, and whether each is the last one."""
+    """Yield pieces of data (not empty), and whether each is the last one."""
     for at in range(0, len(data), most):
         yield data[at : at + most], at + most >= len(data)
 
@@ -138,8 +138,8 @@ class Entry:
     function, variant, target, bucket: what it is for, as in the manifest. module: its name in JAX.
     committed: positions of the arguments that lie on a device that the program chose.
     parts: digests of the parts of its key that all names have in common, as JAX logs them.
-    said: those parts that are text: the version of jaxlib, the platform, and flags.
-    topologies: what devices it is named for, such as "any CPU with AVX2" or a fingerprint -> the digest of that part.
+    said: the parts that are strings: the version of jaxlib, the platform, and flags.
+    topologies: its devices, such as "any CPU with AVX2" or a fingerprint -> the digest of that part.
     names: of its entries, by the compression that their keys say, and by the same devices. zlib: as in `Key`.
     """
 
@@ -157,7 +157,7 @@ class Entry:
 
     @property
     def described(self) -> str:
-        """What it is for, as a person says it: "predict for cpu-avx2, batch 8"."""
+        """Its purpose, for a person: "predict for cpu-avx2, batch 8"."""
         what = f"{naming.artifact(self.function, self.variant)} for {self.target}"
         committed = f"arguments {', '.join(map(str, self.committed))} on a device" if self.committed else ""
         return ", ".join(filter(None, (what, naming.bucket(self.bucket), committed)))
@@ -166,7 +166,7 @@ class Entry:
 def entry(
     key: Key, topologies: Mapping[str, bytes], function: str, variant: str, target: str, bucket: Mapping[str, int]
 ) -> Entry:
-    """Return the names of the executable that `key` is of, for some devices."""
+    """Return the names of the executable of `key`, for some devices."""
 
     def names(compression: str) -> dict[str, str]:
         parts = {COMPRESSION: compression.encode()}
@@ -199,7 +199,7 @@ def to_json(entries: Sequence[Entry]) -> str:
 
 
 def read(text: str) -> list[Entry]:
-    """Read what `to_json` wrote. Raises ValueError for anything else."""
+    """Read the JSON form of `to_json`. Raises ValueError for anything else."""
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ValueError("not an index of entries of JAX's compilation cache")

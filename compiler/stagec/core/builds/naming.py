@@ -9,7 +9,7 @@ JAXLIB = r"^jaxlib==[0-9]+(\.[0-9]+)+$"
 
 
 def artifact(function: str, variant: str) -> str:
-    """Return what the artifacts of a function are called: its name, and `-VARIANT` where it has variants."""
+    """Return the name of a function's artifacts: its name, and `-VARIANT` if it has variants."""
     return f"{function}-{variant}" if variant else function
 
 

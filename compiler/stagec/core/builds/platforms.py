@@ -1,4 +1,4 @@
-"""The platforms that there are: what each is called, and what compiles for it and runs on it.
+"""The platforms: their names, and the libraries that compile for them and run on them.
 
 To add one, write a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
 is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler.
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 class Plugin:
     """A PJRT plugin: a library in a Python package.
 
-    platform: jaxlib's name of it. package: in whose folder the library is. library: the file's name.
+    platform: jaxlib's name of it. package: the package whose folder has the library. library: the file's name.
     distribution: name of the wheel that brings it.
     versions: for a version of jaxlib, the version of the wheel that jax's own requirements name, or a prefix of it;
-        empty where it is that of jaxlib.
+        empty if it is jaxlib's.
     kernels: name of the wheel with the parts of JAX that lower kernels for the platform, and with the functions that
-        its custom calls name; "" where there is none.
+        its custom calls name; "" if there is none.
     """
 
     platform: str
@@ -35,11 +35,11 @@ class Plugin:
 class Platform:
     """A platform.
 
-    name: as manifests, artifacts and JAX's exports have it. device: what a person calls one of its devices.
-    listed: what `stagec targets` writes above its devices. catalog: the file of manifests/targets.
+    name: the name in manifests, artifacts and JAX's exports. device: a person's name for one of its devices.
+    listed: the heading of its devices in `stagec targets`. catalog: the file of manifests/targets.
     plugin: None for CPUs, for which jaxlib itself compiles.
-    nodes: files of the kernel, as patterns below /dev, one of which is there where the machine has a device.
-    pci: vendor and devices by their numbers on the PCI bus, where the files say too little; "" and none otherwise.
+    nodes: files of the kernel, as patterns below /dev; one exists if the machine has a device.
+    pci: vendor and devices by their numbers on the PCI bus, if the files say too little; "" and none otherwise.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Specs: what an action gets of a manifest.
+"""Specs: the part of a manifest that an action gets.
 
 The planner writes them, actions read them, as canonical JSON. A spec holds what can change the bytes of its artifact
 and nothing else, so that editing one function rebuilds that function alone. Standard library only.
@@ -16,7 +16,7 @@ from stagec.core.telling.errors import Problem, StagecError
 
 Scalar = str | bool | int | float
 CompilerOption = Scalar | bytes
-"""The value of a compiler option; bytes are those of `fdo_profile` alone."""
+"""The value of a compiler option; only `fdo_profile` has bytes."""
 COLLECTIVES = (
     "all-gather",
     "all-reduce",
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What an export action gets; the fields are the keys of `[functions.NAME]`.
+    """The spec of an export action; the fields are the keys of `[functions.NAME]`.
 
     name: name of the function; several signatures of it have one name, and a variant each.
     manifest: path of the manifest, relative to the workspace; files that `args` names are relative to its folder.
     entry: `package.module:attribute`, or the path of a file relative to the manifest's folder.
-    args: a tree of avals in canonical spelling for each positional argument; empty where `avals` is given.
-    avals: `package.module:attribute` of the function that returns the arguments; None where they are written.
+    args: a tree of avals in canonical spelling for each positional argument; empty if `avals` is given.
+    avals: `package.module:attribute` of the function that returns the arguments; None if they are written.
     platforms: platforms of the exported artifact, in the order of its platform index; never empty.
     constraints: constraints on symbolic dimensions, in the form that jax.export accepts.
     variant: name of the variant whose static values `static` has; "" for a function without variants.
@@ -49,22 +49,21 @@ class FunctionSpec:
     disabled_checks: safety checks of jax.export to switch off: "platform"; custom calls stand in `allow_custom_calls`.
     allow_custom_calls: targets of custom calls that the module may have although stagec does not know them.
     matmul_precision: a value of jax_default_matmul_precision; None: JAX's own default.
-    padding: dimension -> "fill" and "mask": what a loader pads. It changes no byte of the artifact.
-    bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true where they stay outside
-        the bundle. It changes no byte of the artifact.
-    serve: "inputs" and "outputs", where there are any: path of an array -> its name in a server. It changes no byte of
-        the artifact.
+    padding: dimension -> "fill" and "mask", for the loader. It changes no byte of the artifact.
+    bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true if they stay outside the
+        bundle. It changes no byte of the artifact.
+    serve: "inputs" and "outputs", if there are any: path of an array -> its name in a server. It changes no byte of the
+        artifact.
     golden: empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store,
         "optimized" if programs of devices are run on CPUs, and
         "outputs": path of a result -> its own "rtol" and "atol". No byte of the artifact differs.
-    devices: the devices of the targets that are not CPUs, each once, as `jax_device` of a target has them. What JAX
-        lowers for one may be another module than that of the exported artifact.
+    devices: the devices of the targets that are not CPUs, each once, from `jax_device` of a target. JAX may lower
+        another module for one of them than that of the exported artifact.
     plugins: platforms whose plugin has a part in lowering the function: "cuda", for kernels of Mosaic.
     prng_impl: a value of jax_default_prng_impl; None: JAX's own default.
     environment: variables that are set before the function's module is imported.
-    host_callbacks: what becomes of callbacks into Python without results: "refuse" or "drop"; those with results are
-        refused.
-    frontend: which of `frontends.FRONTENDS` makes an exported artifact of the entry, by its name.
+    host_callbacks: "refuse" or "drop", for callbacks into Python without results; those with results are refused.
+    frontend: the name of the one of `frontends.FRONTENDS` that exports the entry.
     """
 
     name: str
@@ -103,7 +102,7 @@ class FunctionSpec:
 
     @property
     def artifact(self) -> str:
-        """What the artifacts are called: the function's name, and `-VARIANT` where it has variants."""
+        """The name of the artifacts: the function's name, and `-VARIANT` if it has variants."""
         return naming.artifact(self.name, self.variant)
 
     @property
@@ -112,7 +111,7 @@ class FunctionSpec:
         return naming.key(self.name, self.variant)
 
     def problem(self, key: str, what: str, write: str = "") -> StagecError:
-        """Return the error that says what is wrong at `key` of this function; "" is the function itself."""
+        """Return an error about `key` of this function; "" is the function itself."""
         place = self.key if not key or key.startswith("static") else f"functions.{self.name}"
         return StagecError(Problem(self.manifest, f"{place}{key and '.'}{key}", what, write))
 
@@ -129,7 +128,7 @@ class CpuTarget:
     """An x86-64 CPU to compile for: a `[targets.NAME]` table with platform "cpu".
 
     isa: the instruction set that the code may use, by XLA's name.
-    parallelism: into how many partitions XLA may split an operation.
+    parallelism: the most partitions into which XLA may split an operation.
     compiler_options: XLA flags without their dashes, and the others that `core.builds.compiler_options` knows.
     """
 
@@ -172,7 +171,7 @@ class Aarch64Target:
 AnyCpuTarget: TypeAlias = CpuTarget | Aarch64Target
 """A CPU to compile for, of any architecture."""
 _MEGACORE = frozenset({"TPU v4", "TPU v5"})
-"""Kinds of TPUs of which both TensorCores of a chip are one device."""
+"""Kinds of TPUs that present both TensorCores of a chip as one device."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class TpuTarget:
     topology: generation and chips along each axis, such as "v5e:2x2".
     chips_per_host: chips of one host along each axis, such as "2x4"; "" is 2x2.
     slices: how many slices of that topology.
-    figures: fields of `hardware.tpu_topologies.Generation`: what a chip is.
+    figures: fields of `hardware.tpu_topologies.Generation`: the properties of a chip.
     """
 
     name: str
@@ -211,7 +210,7 @@ class CudaTarget:
     topology: partitions x hosts x devices of each host, such as "1x1x8".
     figures: fields of `hardware.cuda_devices.Device`: the device in full.
     autotuning: the file with results of autotuning, by its path relative to the manifest's folder; "" without one.
-    autotuning_results: what is in that file (`hardware.autotuning`).
+    autotuning_results: the content of that file (`hardware.autotuning`).
     """
 
     name: str
@@ -245,11 +244,11 @@ _TARGETS: Mapping[str, type[TargetSpec]] = {"cpu": CpuTarget, "tpu": TpuTarget, 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an executable may take; None: no limit. They change no byte of it.
+    """The limits of an executable; None: no limit. They change no byte of it.
 
     key: key path of the table in the manifest; "" without one.
     peak_memory: bytes on one device.
-    collectives: how often devices exchange arrays; or how often in one way, for some of `COLLECTIVES`.
+    collectives: the most exchanges of arrays between devices, in all or for some of `COLLECTIVES`.
     executable_size: bytes of the file.
     registers: of a thread of a kernel. shared_memory: bytes of a block of a kernel. spills: bytes that a thread of each
         kernel stores and loads because registers run out, added up. Executables for NVIDIA devices alone have kernels.
@@ -272,7 +271,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ExecutableSpec:
-    """What a compile action gets.
+    """The spec of a compile action.
 
     manifest: path of the manifest, relative to the workspace.
     bucket: a size for each symbolic dimension; empty for a function without buckets.
@@ -293,18 +292,18 @@ class ExecutableSpec:
 
 
 def to_json(spec: object) -> str:
-    """Return canonical JSON of a plain value or a dataclass: equal values have equal text. No newline at the end."""
+    """Return canonical JSON of a plain value or a dataclass: equal values give equal strings. No newline at the end."""
     value = asdict(spec) if hasattr(spec, "__dataclass_fields__") else spec  # type: ignore[call-overload]
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def function_spec(text: str) -> FunctionSpec:
-    """Read the spec of an export action. Raises ValueError when the text is something else."""
+    """Read the spec of an export action. Raises ValueError when the string is something else."""
     return _build(FunctionSpec, json.loads(text))
 
 
 def executable_spec(text: str) -> ExecutableSpec:
-    """Read the spec of a compile action. Raises ValueError when the text is something else."""
+    """Read the spec of a compile action. Raises ValueError when the string is something else."""
     data = json.loads(text)
     target = data.get("target") if isinstance(data, dict) else None
     if target:

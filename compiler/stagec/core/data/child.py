@@ -1,6 +1,6 @@
-"""Call a function in a child process: native code that reads what nobody vouched for may crash, or never end.
+"""Call a function in a child process, because native code may crash or hang on untrusted data.
 
-The child has limits of memory and time. That keeps who asked alive; it is not a sandbox. Standard library only.
+The child has limits of memory and time. That keeps the caller alive; it is not a sandbox. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SECONDS, BYTES_A_SECOND = 20, 5_000_000
-"""How long a call may take, and how much longer for its data: ten times what reading a module takes."""
+"""The seconds that a call may take, and more for its data: ten times the time to read a module."""
 MEMORY = 4 << 30
 """Bytes of memory that a call may take, beside eight for each of its data."""
 LARGEST_ANSWER = 1 << 28
-"""Bytes of what a call may return."""
+"""The most bytes that a call may return."""
 _PROGRAM = """
 import json, sys
 request = json.loads(sys.argv[1])
@@ -32,10 +32,10 @@ child.answer(request)
 
 
 def call(function: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
-    """Return what `function(data, *arguments)` returns in another process.
+    """Return the result of `function(data, *arguments)`, called in another process.
 
-    function: a module's own; its other arguments and what it returns are values that JSON has.
-    Raises ValueError with what it says where the function raises one, and when the process ends in another way.
+    function: one at the top of a module; its other arguments and its result are JSON values.
+    Raises ValueError if the function raises one, with the same message, and if the process ends in another way.
     """
     seconds = SECONDS + len(data) // BYTES_A_SECOND
     request = {
@@ -75,7 +75,7 @@ def _late(seconds: int) -> str:
 
 
 def answer(request: dict[str, Any]) -> None:
-    """Do what `call` asks of this process, and end it."""
+    """Run the function of `call` in this process, and end it."""
     limits = {
         resource.RLIMIT_AS: request["memory"],
         resource.RLIMIT_CPU: request["seconds"],
@@ -85,7 +85,7 @@ def answer(request: dict[str, Any]) -> None:
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        # Over the first number of seconds the process gets SIGXCPU, which says why it ends; over the second, SIGKILL.
+        # After the first number of seconds the process gets SIGXCPU, so its parent knows the reason; then SIGKILL.
         resource.setrlimit(kind, (least, hard if kind == resource.RLIMIT_CPU else least))
     output = os.dup(1)
     os.dup2(2, 1)  # native code may print
@@ -99,7 +99,7 @@ def answer(request: dict[str, Any]) -> None:
     with open(output, "wb") as file:  # noqa: PTH123
         file.write(json.dumps(reply).encode())
     sys.stderr.flush()
-    os._exit(0)  # what reading damaged may crash when it is taken apart
+    os._exit(0)  # a normal exit would free objects that reading may have damaged, and crash
 
 
 @contextlib.contextmanager

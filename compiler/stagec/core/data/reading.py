@@ -8,7 +8,7 @@ import stat
 import weakref
 
 LARGEST = 2**31
-"""Bytes of a file that is read whole (2 GiB): most artifacts are a protobuf or a flatbuffer, which have no more."""
+"""Bytes of a file that is read whole (2 GiB): the limit of a protobuf or a flatbuffer, as most artifacts are."""
 
 
 class ChangedError(OSError):
@@ -20,13 +20,13 @@ class NotRegularError(OSError):
 
 
 class RegularFile:
-    """A regular file, which stays open until this object is gone: one that is replaced by renaming is read as it was.
+    """A regular file that stays open as long as this object: if a rename replaces it, the old content stays readable.
 
     size: bytes, when it was opened. descriptor: of the open file. Threads may read at the same time.
     """
 
     def __init__(self, path: str | os.PathLike[str], below: int | None = None) -> None:
-        """Open the file. below: the folder that has it, in which a link is not followed; None: by its path.
+        """Open the file. below: its folder; then no link is followed; None: by its path.
 
         Raises OSError, NotRegularError among them.
         """
@@ -58,7 +58,7 @@ class RegularFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def copy(self, start: int, size: int) -> memoryview:
-        """Return a part in memory that starts at a page, which devices use as it is. Raises what `read` raises."""
+        """Return a part in memory from the start of a page: devices use it without a copy. Raises as `read` does."""
         part = memory(size)
         at = 0
         while at < size:
@@ -69,7 +69,7 @@ class RegularFile:
         return part.toreadonly()
 
     def map(self, start: int = 0, size: int | None = None) -> memoryview:
-        """Return a part, which starts at a page, or the whole file; it is mapped. Raises OSError."""
+        """Map a part that starts at a page, or the whole file. Raises OSError."""
         count = self.size if size is None else size
         if os.fstat(self.descriptor).st_size < start + count:
             raise ChangedError(errno.EIO, "it was cut off while it was open")
@@ -81,7 +81,7 @@ class RegularFile:
 
 
 def memory(size: int) -> memoryview:
-    """Return so many bytes of memory, all zero, that start at a page. Raises OSError where there are not as many."""
+    """Return `size` zero bytes of memory from the start of a page. Raises OSError if there is not enough memory."""
     import mmap
 
     try:

@@ -11,7 +11,7 @@ DEEPEST = 200
 """How many arrays and objects may lie in each other: a tree of 100 levels, and no recursion near Python's own limit."""
 _CONTAINERS = (dict, list)
 _LARGEST = 2**63
-"""Whole numbers are below it, and not below its negative: what other readers of JSON (jq, C) hold exactly or refuse."""
+"""The bound of whole numbers, in both directions: other readers of JSON (jq, C) hold these exactly or refuse them."""
 _SHOWN = 60
 """Characters of a string from a file that a message shows."""
 
@@ -19,8 +19,8 @@ _SHOWN = 60
 def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
     """Return the value of a JSON string of at most that many bytes. It takes time and memory by its length alone.
 
-    most_values: how many values it may consist of, counted by its commas and brackets: what is small as a string may be
-        large in memory. None: as many as there are.
+    most_values: the most values, counted by commas and brackets, because a small string may be large in memory. None:
+        no limit.
     Raises ValueError for one that is longer, is not UTF-8, has a key twice in an object, NaN, an infinite number, a
     whole number of more than 64 bits or half of a surrogate pair, or is nested deeper than DEEPEST.
     """
@@ -46,7 +46,7 @@ def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
 
 
 def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
-    """Return what `parse` returns, for a string that is what `encode` makes of its value; None for any other.
+    """Return the result of `parse` for a string in the spelling of `encode`; None for any other.
 
     A string with one spelling has no key twice, and its length bounds its depth alone: `check_depth` looks at the parts
     that are used. This takes a third of the time.
@@ -61,7 +61,7 @@ def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a string from a file as a message shows it: cut off where it is long."""
+    """Return a string from a file in the form for a message: a long one is cut off."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 

@@ -73,7 +73,7 @@ def records(message: bytes) -> Iterator[Record]:
 
 
 def delimited(data: bytes) -> tuple[bytes, bytes]:
-    """Return a message with its length before it, and what follows. Raises ValueError where it has no length."""
+    """Return a message with its length before it, and what follows. Raises ValueError if it has no length."""
     size, at = read_varint(data, 0)
     return data[: at + size], data[at + size :]
 

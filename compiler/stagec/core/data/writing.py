@@ -26,7 +26,7 @@ def named(path: str, parts: Iterable[bytes | memoryview]) -> None:
     target = _target(path)
     mode = None if isinstance(target, int) else _mode(target)
     if isinstance(target, int) or (mode is not None and not stat.S_ISREG(mode)):
-        # Without O_CREAT: what is gone by now is not made a file.
+        # Without O_CREAT: if the path is gone by now, this makes no file.
         descriptor = os.dup(target) if isinstance(target, int) else os.open(target, os.O_WRONLY | os.O_CLOEXEC)
         try:
             for part in parts:
@@ -58,7 +58,7 @@ def _target(path: str) -> Path | int:
 
 
 def _mode(path: Path) -> int | None:
-    """Return type and permissions of what is there; None where nothing is."""
+    """Return type and permissions of the file at a path; None if there is none."""
     try:
         return path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -67,7 +67,7 @@ def _mode(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def folder(path: str | Path, below: int | None = None) -> Iterator[int]:
-    """Open a folder, as a descriptor. below: the folder that has it, whose links are not followed. Raises OSError."""
+    """Open a folder, as a descriptor. below: its parent folder; no link there is followed. Raises OSError."""
     follow = 0 if below is None else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=below)
     try:
@@ -80,7 +80,7 @@ def folder(path: str | Path, below: int | None = None) -> Iterator[int]:
 def made(top: int, name: str, make: bool = True) -> Iterator[int]:
     """Open the folder of the file at the relative path `name` below the folder `top`.
 
-    make: whether to make what is missing. No link is followed. Raises OSError, whose `filename` is the folder at
+    make: whether to make missing folders. No link is followed. Raises OSError, whose `filename` is the folder at
     fault, below `top`.
     """
     *parents, _ = name.split("/")
@@ -98,7 +98,7 @@ def made(top: int, name: str, make: bool = True) -> Iterator[int]:
 
 
 def reason(error: OSError, root: str | Path) -> str:
-    """Return what is wrong, in words, where writing below `root` failed: a link has no error of its own."""
+    """Return a sentence about a failure to write below `root`, because a link has no error of its own."""
     path = Path(root, error.filename) if isinstance(error.filename, str) else None
     if path is not None and path != Path(root) and path.is_symlink():
         return f"{path} is a link, which is not followed"
@@ -106,7 +106,7 @@ def reason(error: OSError, root: str | Path) -> str:
 
 
 def file(parent: int, name: str, parts: Iterable[bytes | memoryview], mode: int = 0o644) -> None:
-    """Write a file in an open folder, in place of what has its name. Raises OSError, and what `parts` raise."""
+    """Write a file in an open folder, and replace one of the same name. Raises OSError, and the errors of `parts`."""
     temporary = f".stagec.{os.urandom(8).hex()}"  # the name itself may be as long as a name can be
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, mode, dir_fd=parent)

@@ -1,7 +1,7 @@
 """Abstract values: the dtype and shape of an array without its data, in JAX's short notation.
 
 `f32[batch,64]` is a float32 array of shape (batch, 64), `f32` and `f32[]` are scalars, `~f32[]` is a weakly typed one.
-The same text is used in manifests, in the specs of actions and in the descriptions inside bundles.
+Manifests, specs of actions and descriptions inside bundles use the same strings.
 """
 
 import functools
@@ -14,9 +14,9 @@ from stagec.core.sizes.frozen import Frozen
 
 
 class DType(NamedTuple):
-    """What a short dtype name stands for.
+    """The meaning of a short dtype name.
 
-    numpy_name: the name numpy (with ml_dtypes) knows it by. For PRNG keys: that of the words that hold the key.
+    numpy_name: its name in numpy (with ml_dtypes). For PRNG keys: the name of the dtype of their words.
     bits: bits of one element. A PRNG key of 64 bits is stored as two uint32 words, in an extra last dimension.
     """
 
@@ -65,7 +65,7 @@ DTYPES: Mapping[str, DType] = {
 """Every dtype of JAX arrays, by JAX's short name. `f0` is float0, the type of the derivative of an integer."""
 
 FILES = ("safetensors:", "msgpack:", "orbax:")
-"""What a leaf of a tree of avals starts with that stands for the arrays of a file. The file's path follows, and then
+"""The start of a leaf of a tree of avals that stands for the arrays of a file. The file's path follows, and then
 `?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
@@ -97,7 +97,7 @@ class AvalError(ValueError):
     """An aval, or a shape, that stagec cannot read or evaluate.
 
     what: what is wrong, starting with the text at fault in double quotes.
-    write: what to write instead.
+    write: the correction.
     """
 
     what: str
@@ -148,7 +148,7 @@ class Aval(Frozen):
 
 
 def arrow(inputs: Iterable[object], outputs: Iterable[object], most: int = 4) -> str:
-    """Return what a function takes and gives, `most` of each: "(f32[2,3], i32[]) -> (f32[])"."""
+    """Return the parameters and results of a function, `most` of each: "(f32[2,3], i32[]) -> (f32[])"."""
 
     def side(avals: Iterable[object]) -> str:
         shown = list(map(str, avals))
@@ -180,7 +180,7 @@ def parse_aval(text: str) -> Aval:
 
 
 def physical(aval: Aval) -> Aval:
-    """Return what the module holds for `aval`: for float0 bools; a PRNG key is its words, in a last dimension."""
+    """Return the aval in the module for `aval`: for float0 bools; for a PRNG key its words, in a last dimension."""
     if aval.dtype == "f0":
         return Aval("bool", aval.shape)
     if not aval.dtype.startswith("key<"):
@@ -194,7 +194,7 @@ _FRACTION_OF_F8 = 2
 
 
 def tolerance(aval: Aval) -> float:
-    """Return how far two computations of a value of this dtype may be apart: the square root of its epsilon.
+    """Return the tolerance between two computations of a value of this dtype: the square root of its epsilon.
 
     Relative, and absolute about 1; 0 for integers and booleans.
     """
@@ -219,9 +219,9 @@ def dimension_variables(shape: Iterable[int | str]) -> tuple[str, ...]:
 
 
 def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tuple[int, ...]:
-    """The concrete shape where each symbolic dimension has the size that `bucket` gives it.
+    """The concrete shape with the sizes of `bucket` for symbolic dimensions.
 
-    Raises AvalError where a name is missing from the bucket or a size comes out negative.
+    Raises AvalError if a name is missing from the bucket or a size comes out negative.
     """
     return tuple(dim if isinstance(dim, int) else _evaluate(dim, bucket) for dim in shape)
 
@@ -280,7 +280,7 @@ def _evaluate(dim: str, bucket: Mapping[str, int]) -> int:
 
 
 def holds(dtype: str, number: float) -> bool:
-    """Whether an array of the dtype can have this element, rounded where it is a float."""
+    """Whether an array of the dtype can have this element, rounded if it is a float."""
     if dtype[0] in "fc" or dtype == "bf16":
         return True
     if dtype == "bool":

@@ -1,4 +1,4 @@
-"""What is known of the value of a size: bounds that hold for all sizes of its names, of which each is 1 or more.
+"""Bounds of the value of a size. They hold for all sizes of its names, if each is 1 or more.
 
 Facts are sizes that are 0 or more: of names, of constraints, and of each function and product in them. A size is at
 least `c` if it is `c` and a sum of facts, each some times; the largest such `c` is a linear program. So a bound has a
@@ -19,19 +19,19 @@ Interval: TypeAlias = tuple[float, float]
 _MOST_FACTS = 60
 """Facts of one decision. Those that are left out leave bounds wider, and never wrong."""
 _MOST_CASES = 3
-"""Calls of max and min in one decision of which both cases are looked at."""
+"""The most calls of max and min in one decision that examines both cases."""
 
 
 @functools.lru_cache(16384)
 def bounds(size: Size, constraints: tuple[Constraint, ...] = ()) -> Interval:
-    """Return bounds of a size where these constraints hold."""
+    """Return bounds of a size under these constraints."""
     size = without_equal_names(size, constraints)
     wide = _of_names(size, constraints)
     return _bounds(size, constraints, _of_operands(constraints)) if wide is None else wide
 
 
 def contradiction(constraints: Sequence[Constraint]) -> tuple[int, str] | None:
-    """Return which constraint no sizes fulfil together with those before it, and a sentence; None if none is proved."""
+    """Return the first constraint that provably contradicts those before it, and a sentence; None if there is none."""
     constraints = tuple(constraints[:_MOST_FACTS])
     if not _contradict(constraints):
         return None
@@ -45,7 +45,7 @@ def _contradict(constraints: tuple[Constraint, ...]) -> bool:
 
 
 def without_equal_names(size: Size, constraints: Sequence[Constraint]) -> Size:
-    """Return a size in which a name gives way to what a constraint says it is equal to; names in calls stay."""
+    """Replace a name in a size by the equal expression from a constraint; names in calls stay."""
     for left, sign, right in constraints:
         match left.terms:
             case (((str(name),), 1),) if sign == "==" and name not in right.names:
@@ -65,7 +65,7 @@ def _bounds(size: Size, constraints: tuple[Constraint, ...], inner: tuple[Constr
 
 @functools.lru_cache(1024)
 def _of_operands(constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
-    """Return what is used of constraints for the bounds of operands: sums of names, so that the search ends."""
+    """Return the constraints for the bounds of operands: only sums of names, so that the search ends."""
     linear = [constraint for constraint in constraints if _is_linear(constraint.left - constraint.right)]
     if len(linear) == len(constraints):
         return constraints
@@ -77,7 +77,7 @@ def _of_operands(constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
 
 
 def _of_names(size: Size, constraints: Sequence[Constraint]) -> Interval | None:
-    """Return bounds of a sum of names where constraints are of one name each; None for others."""
+    """Return bounds of a sum of names if constraints have one name each; None for others."""
     names: dict[str, Interval] = {}
     for constraint in constraints:
         match constraint:
@@ -110,7 +110,7 @@ def _is_linear(size: Size) -> bool:
 def _gathered(
     size: Size, constraints: Iterable[Constraint], inner: tuple[Constraint, ...]
 ) -> tuple[list[Size], list[Call]]:
-    """Return the facts about all that is in a size and in constraints, and the calls of max and min among it."""
+    """Return the facts about all parts of a size and of constraints, and the calls of max and min among these."""
     facts: list[Size] = []
     for constraint in constraints:
         difference = constraint.left - constraint.right
@@ -133,7 +133,7 @@ def _gathered(
 
 
 def _whole(fact: Size) -> Size:
-    """Return a fact divided by what divides all its coefficients; the number in it is rounded down, as sizes are."""
+    """Return a fact divided by the common divisor of its coefficients; its number is rounded down, like sizes."""
     divisor = _divisor(fact)
     return Size(
         tuple((factors, coefficient // divisor) for factors, coefficient in fact.terms if coefficient // divisor)
@@ -219,7 +219,7 @@ def _of_call(call: Call, constraints: tuple[Constraint, ...]) -> Iterator[Size]:
     low, high = bounds(right, constraints)
     if low <= 0 <= high:  # it may be a division by zero
         return
-    # Of a negative divisor: the quotient is that of both with the other sign, and the rest has the other sign.
+    # For a negative divisor, negate both operands: the quotient stays the same, and the rest changes its sign.
     sign = 1 if low > 0 else -1
     left, right = left * sign, right * sign
     quotient, rest = Size.of(call._replace(name="floordiv")), Size.of(call._replace(name="mod")) * sign
@@ -239,7 +239,7 @@ def _same(left: Size, right: Size) -> tuple[Size, Size]:
 
 
 def _cases(calls: Sequence[Call]) -> Iterator[list[Size]]:
-    """Yield for each choice of which operand is the extremum the facts of it; those of other calls stay open."""
+    """Yield the facts for each choice of the operand that is the extremum; those of other calls stay open."""
     for chosen in itertools.product((0, 1), repeat=min(len(calls), _MOST_CASES)):
         facts: list[Size] = []
         for call, which in zip(calls, chosen, strict=False):
@@ -252,7 +252,7 @@ def _cases(calls: Sequence[Call]) -> Iterator[list[Size]]:
 def _lowest(size: Size, facts: Sequence[Size]) -> float:
     """Return the largest number that is the size without a sum of facts, each 0 or more times.
 
-    -inf where there is none, inf where the facts contradict each other. Rounded up to what a sum of integers can be.
+    -inf if there is none, inf where the facts contradict each other. Rounded up to what a sum of integers can be.
     """
     columns = [dict(fact.terms) for fact in facts]
     wanted = dict(size.terms)
@@ -292,7 +292,7 @@ def _least_cost(rows: list[list[int]], cost: Sequence[int]) -> tuple[int, int] |
         basis[row], scale = column, factor
 
     def solved(goal: int) -> bool:
-        """Make the entries of a row of costs 0 or more; False where the cost has no end."""
+        """Make the entries of a row of costs 0 or more; False if the cost has no end."""
         while (column := next((i for i in range(width) if table[goal][i] < 0), None)) is not None:
             best = None
             for row in range(len(basis)):

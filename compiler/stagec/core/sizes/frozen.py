@@ -1,4 +1,4 @@
-"""Values that do not change once they are made, since they are keys of what is kept. Standard library only."""
+"""Immutable values: they serve as keys of caches. Standard library only."""
 
 from __future__ import annotations
 

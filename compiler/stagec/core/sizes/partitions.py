@@ -1,6 +1,6 @@
-"""How an array is split over the axes of a mesh: `P(data, None, (x, y))`, the text of a PartitionSpec.
+"""How an array is split over the axes of a mesh: `P(data, None, (x, y))`, the string form of a PartitionSpec.
 
-One entry for each dimension, in order: the axis that it is split over, several axes in parentheses, or None where it is
+One entry for each dimension, in order: the axis that it is split over, several axes in parentheses, or None if it is
 whole; dimensions that are left out at the end are whole, and `P()` is on every device in full
 (https://docs.jax.dev/en/latest/jax.sharding.html). Standard library only.
 """
@@ -11,16 +11,16 @@ from typing import TypeAlias
 from stagec.core.sizes import expressions
 
 UNSPECIFIED = "unspecified"
-"""What stands for a sharding that is left to XLA; JAX writes None."""
+"""Stands for a sharding that XLA chooses; JAX writes None."""
 
 Partition: TypeAlias = tuple[tuple[str, ...], ...]
-"""For each dimension, the axes that it is split over, outermost first; () where it is whole."""
+"""For each dimension, the axes that it is split over, outermost first; () if it is whole."""
 
 _HOW_TO_WRITE = 'write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"'
 
 
 class PartitionError(ValueError):
-    """A string that is not a PartitionSpec; `what` says why, `write` what to write instead."""
+    """A string that is not a PartitionSpec; `what` is the reason, `write` the correction."""
 
     def __init__(self, what: str, write: str = _HOW_TO_WRITE) -> None:
         super().__init__(what)
@@ -29,7 +29,7 @@ class PartitionError(ValueError):
 
 
 def parse(text: str) -> Partition | None:
-    """Reads the text of a PartitionSpec; None for "unspecified". Raises PartitionError."""
+    """Reads the string form of a PartitionSpec; None for "unspecified". Raises PartitionError."""
     if text == UNSPECIFIED:
         return None
     try:

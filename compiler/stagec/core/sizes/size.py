@@ -3,7 +3,7 @@
 A size is built from integers and names with `+ - *`, `^` (a power), and `floordiv mod max min`, as in
 `jax.export.symbolic_shape`. Written by a person it may also have parentheses, `//` and `%`; the canonical spelling has
 none of these, so that JAX reads it. Manifests and artifacts hold the spelling, everything else a `Size`.
-`core.sizes.bounds` has what is known of a size's value.
+`core.sizes.bounds` computes bounds of a size's value.
 """
 
 import ast
@@ -26,7 +26,7 @@ FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 """The functions of two arguments that JAX knows in dimension expressions."""
 
 _MOST_TERMS = 1000
-"""Terms of one expression, and a bound on the work of multiplying two: far beyond what a model's shapes have."""
+"""Terms of one expression, and a bound on the work of multiplying two: far more than a model's shapes have."""
 _HIGHEST_DEGREE = 64
 """Factors of one term, and the highest power."""
 _LARGEST = 2**63
@@ -63,7 +63,7 @@ class Size(Frozen):
     """An expression over named sizes: a sum of products. Two that are the same polynomial are equal.
 
     terms: each product with its coefficient, which is never 0, in the order in which they are printed: by falling
-    degree, then by spelling. All operations raise DimensionError where the result is too large to be of a model.
+    degree, then by spelling. All operations raise DimensionError if the result is too large for a model.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -128,7 +128,7 @@ class Size(Frozen):
         return functools.reduce(operator.mul, [self] * exponent, Size.of(1))
 
     def call(self, name: str, other: "Size") -> "Size":
-        """Return a function of two sizes as it is written; a number where both are numbers."""
+        """Return a call of a function of two sizes; a number if both are numbers."""
         if name in ("floordiv", "mod") and not other.terms:
             raise DimensionError("division by zero")
         left, right = self.constant, other.constant
@@ -227,7 +227,7 @@ def _powers(factors: Monomial) -> list[tuple[Factor, int]]:
 
 
 def _without(factors: Monomial, divisor: Monomial) -> Monomial | None:
-    """Return a product divided by another; None where that is not a product."""
+    """Return a product divided by another; None if that is not a product."""
     rest = list(factors)
     for factor in divisor:
         if factor not in rest:
@@ -254,7 +254,7 @@ def parse(text: str) -> Size:
 
 
 class Constraint(NamedTuple):
-    """What holds of sizes: sign is ==, >= or <=. Its spelling is one that JAX accepts."""
+    """A condition on sizes: sign is ==, >= or <=. JAX accepts its spelling."""
 
     left: Size
     sign: str
@@ -292,9 +292,9 @@ def parse_constraint(text: str) -> Constraint:
 
 
 def canonical_dimension(text: str) -> int | str:
-    """Reads one dimension: an int where the expression is constant, else its canonical text, such as `2*batch+1`.
+    """Reads one dimension: an int if the expression is constant, else its canonical string, such as `2*batch+1`.
 
-    Two expressions that differ in spacing, in the order of terms or in redundant parentheses have one canonical text.
+    Two expressions that differ in spacing, in the order of terms or in redundant parentheses have one canonical string.
     Raises DimensionError for anything else, negative constants included.
     """
     if _is_name(text):
@@ -331,7 +331,7 @@ class Solution(NamedTuple):
 
 
 def solutions(equations: Sequence[Size]) -> Iterator[Solution]:
-    """Yield how each name is found, from equations that are linear in one name that is not known before, as in JAX."""
+    """Yield the solution for each name, from equations that are linear in one unknown name, as in JAX."""
     waiting, known = dict(enumerate(equations)), set[str]()
     progress = True
     while progress:
@@ -355,8 +355,8 @@ def solutions(equations: Sequence[Size]) -> Iterator[Solution]:
 def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()) -> dict[str, int]:
     """The size of each name, from pairs of a dimension and its size; each follows from a linear equation, as in JAX.
 
-    places: what each of the dimensions is, for messages: `args[0].shape[1]`; looked at for an error alone.
-    Raises DimensionError where a name cannot be found, or where a dimension has another size than the others imply.
+    places: the name of each dimension for messages, such as `args[0].shape[1]`; only errors use it.
+    Raises DimensionError if a name cannot be found, or if a dimension has another size than the others imply.
     """
     pairs = list(equations)
     wanted = [(parse(dim), size) for dim, size in pairs if isinstance(dim, str)]
@@ -432,7 +432,7 @@ def _sides(node: ast.expr) -> tuple[ast.expr, str, ast.expr]:
 
 
 def _size(node: ast.expr) -> Size:
-    """The one place that knows which syntax is allowed."""
+    """The only place that knows the allowed syntax."""
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Size.of(number)

@@ -1,1 +1,1 @@
-"""What stagec says to a person: errors, refusals, progress, seconds, calls."""
+"""Messages of stagec for people: errors, refusals, progress, seconds, calls."""

@@ -13,14 +13,14 @@ from stagec.core.trees.folding import Row
 from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
 
 _WIDEST = 64
-"""Characters of a path beyond which what is there does not wait for a column."""
+"""Longer paths (in characters) do not widen the column."""
 
 
 class Argument(NamedTuple):
     """One argument of a call.
 
-    name: of the parameter; `args[0]` where it is not known. place: in `(args, kwargs)`, such as `kwargs['scale']`.
-    tree: its structure. leaves: the numbers of its leaves among all.
+    name: of the parameter; `args[0]` if it is not known. place: in `(args, kwargs)`, such as `kwargs['scale']`. tree:
+    its structure. leaves: the numbers of its leaves among all.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Argument(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a server keeps between the calls of a sequence.
+    """The state that a server keeps between the calls of a sequence.
 
     taken: the leaves of the arguments that it is passed as. given: those of the result that take its place, as many,
-    or none where one of both is not. idle: seconds without a call after which it is dropped; None: the server says it.
+    or none if one of both is not. idle: seconds without a call before the server drops it; None: the server decides.
     """
 
     taken: tuple[int, ...]
@@ -48,7 +48,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """All that a caller of a function must know.
+    """The facts that a caller of a function must know.
 
     name: of the function.
     in_tree: structure of `(args, kwargs)`; out_tree: of the result. in_avals, out_avals: of their leaves.
@@ -56,8 +56,8 @@ class Call:
         have fewer names than there are arguments.
     static: the static arguments that it was built with.
     donated: for each of `in_avals` whether a call consumes its buffer; empty: of none it is known.
-    bound: number of the leaf -> the weight that takes its place where the caller leaves it out. Whole arguments are.
-    filled: keyword arguments that the loader makes where the caller leaves them out.
+    bound: number of the leaf -> the weight to use if the caller leaves it out. Only whole arguments are bound. filled:
+    keyword arguments that the loader makes if the caller leaves them out.
     serve: for servers: "inputs" and "outputs": path of an array -> the name that the manifest gives it;
         "state": as `states` has it.
     """
@@ -80,13 +80,13 @@ class Call:
         return tuple(self._arguments())
 
     def may_be_left_out(self, argument: Argument) -> bool:
-        """Return whether the bundle has something for it, or it is passed by keyword and holds no array."""
+        """Return whether the bundle has data for it, or it is a keyword argument without arrays."""
         empty = argument.by_keyword and not argument.leaves
         return empty or argument.name in self.filled or any(leaf in self.bound for leaf in argument.leaves)
 
     @property
     def signature(self) -> str:
-        """Write what Python shows: `named(x, /, *, shift, power=2) -> f32[3]`; what is in brackets may be left out."""
+        """Write Python's form: `named(x, /, *, shift, power=2) -> f32[3]`; arguments in brackets are optional."""
         positional, by_keyword = [], []
         rest = self._rest
         for argument in self.arguments:
@@ -106,7 +106,7 @@ class Call:
 
     @property
     def _rest(self) -> str:
-        """The name of the parameter that takes all other positional arguments, where there are such; else ""."""
+        """The name of the parameter that takes all other positional arguments, if there are any; else ""."""
         rest = next((name.removeprefix("*") for name in self.parameters if name.startswith("*")), "")
         return rest if any(argument.name.startswith(f"{rest}[") for argument in self.arguments if rest) else ""
 
@@ -122,7 +122,7 @@ class Call:
 
     @property
     def results(self) -> list[Row]:
-        """Return a row for each leaf of the result, folded; none of one array, which the signature shows."""
+        """Return a row for each leaf of the result, folded; none for one array, because the signature shows it."""
         if self.out_tree.kind == "leaf" or not self.out_avals:
             return []
         return folding.fold(self.out_tree, list(map(_array, self.out_avals)), "result")
@@ -135,7 +135,7 @@ class Call:
     def mismatch(self, error: TreeMismatch, named: Iterable[str] = ()) -> str:
         """Return the message for arguments with another structure: the place, the fault, and the right call.
 
-        error: of `in_tree.flatten`. named: what was given by keyword.
+        error: of `in_tree.flatten`. named: the keyword arguments.
         """
         place = argument_path(error.path)
         misplaced = [
@@ -145,7 +145,7 @@ class Call:
         return f"{self.path(place) or 'the call'}: {error.what}{advice}{self.after(place)}"
 
     def after(self, place: str = "", most: int = 40) -> str:
-        """Return the lines that follow a message about a call: how it is written, as far as the message is about it.
+        """Return the lines after a message about a call: how to write the arguments that the message is about.
 
         place: where in the arguments, such as `args[0]['w']`; "" or anything else: all of them. most: rows at most.
         """
@@ -158,7 +158,7 @@ class Call:
 
     @property
     def input_paths(self) -> dict[int, str]:
-        """The path of each array that a caller passes, by the number of its leaf: not of those that the bundle has."""
+        """The path of each array that a caller passes, by the number of its leaf, without those in the bundle."""
         left_out = {leaf for argument in self.arguments if argument.name in self.filled for leaf in argument.leaves}
         return {leaf: path for leaf, path in enumerate(self._paths) if leaf not in left_out | self.bound.keys()}
 
@@ -172,7 +172,7 @@ class Call:
 
     @functools.cached_property
     def states(self) -> dict[str, State]:
-        """What servers keep between calls, by name."""
+        """The states that servers keep between calls, by name."""
         return {
             name: State(
                 tuple(_below(table.get("argument", ""), self._paths)),
@@ -257,7 +257,7 @@ def _positional(parameters: Sequence[str], count: int) -> list[str]:
 
 
 def _array(aval: Aval) -> str:
-    """Write what a caller passes or gets: the words of a PRNG key, and that they are one."""
+    """Write an argument or result for a caller; for a PRNG key, write its words and that they are a key."""
     given = physical(aval)
     return str(aval) if given.dtype == aval.dtype else f"{given} ({aval})"
 

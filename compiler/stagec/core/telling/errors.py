@@ -1,4 +1,4 @@
-"""The one way stagec says to a user what is wrong with their input.
+"""Errors that explain to users the faults of their input.
 
 A phase (loading a manifest, planning, exporting, ...) collects every problem it finds and raises them together in one
 `StagecError`. The command line prints it to stderr, without a traceback, and exits with status 2.
@@ -16,14 +16,14 @@ from stagec.core.telling.refusal import Refusal
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where it is, what is wrong, and what to write instead.
+    """One mistake: its place, the fault, and the correction.
 
     file: the file as the user knows it (a path relative to the workspace); "" when no file is at fault.
     key: where in the file: a TOML key path such as `functions.predict.args[1].w`; "" stands for the whole file.
     what: what is wrong: one sentence, without a full stop.
-    write: what to write or do instead; may have several lines; "" where `what` already says it.
-    about: which of several artifacts that the key stands for it is about; "" where there is one.
-    label: Bazel's label of what was to be built; "" outside such an action.
+    write: what to write or do instead; may have several lines; "" if `what` already says it.
+    about: the artifact, if the key stands for several; "" if there is only one.
+    label: Bazel's label of the target of the build action; "" outside such an action.
     """
 
     file: str
@@ -36,7 +36,7 @@ class Problem:
     def __str__(self) -> str:
         """`FILE: KEY: ABOUT: WHAT`, then `write` indented on the following lines. Empty parts are left out.
 
-        With a label, which says what it is about, `LABEL: WHAT (FILE: KEY)`.
+        With a label, `LABEL: WHAT (FILE: KEY)`.
         """
         place = ": ".join(part for part in (self.file, self.key) if part)
         if self.label:
@@ -82,7 +82,7 @@ def blaming(
 
     For an OSError, the message is that the file cannot be read. For an error of the classes `of`, it is `what` and the
     error's own string.
-    write: what to do where the file is not the right one.
+    write: the advice if the file is not the right one.
     """
     try:
         yield
@@ -123,7 +123,7 @@ def install(package: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A sentence with the likeliest of `names` to be meant, else with all of them; "" where there are none."""
+    """A sentence with the likeliest of `names` to be meant, else with all of them; "" if there are none."""
     known = {candidate.lower(): candidate for candidate in sorted(names)}
     closest = difflib.get_close_matches(name.lower(), known, n=1)
     if closest:
@@ -132,7 +132,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """A string for a terminal: what would move its cursor or change its colours is shown as an escape. Lines stay."""
+    """A string for a terminal: characters that move its cursor or change its colours become escapes. Newlines stay."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -160,7 +160,7 @@ def show(value: object) -> str:
 
 
 def near(name: str, known: Collection[str]) -> str:
-    """Return a question with the names that begin so, else with those that are spelled alike; "" for none."""
+    """Return a question with the names that begin with `name`, else with similar names; "" if there are none."""
     names = [spelled for spelled in known if name and spelled.lower().startswith(name.lower())]
     names = names or difflib.get_close_matches(name.lower(), known, 3)
     return f"did you mean {either([show(spelled) for spelled in names])}?" if names else ""

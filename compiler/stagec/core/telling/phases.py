@@ -1,4 +1,4 @@
-"""How long the phases of an action take, and its memory: what `--profile FILE` writes.
+"""The time of an action's phases, and its memory: `--profile FILE` writes them.
 
 An instant belongs to one phase. `phase` names what is done inside a `with` statement; nothing is recorded outside
 `start` and `report`.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 OTHER = "other"
-"""The phase of what no other phase has."""
+"""The phase of instants in no other phase."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class _Recorder:
     since: float = 0.0
 
     def enter(self, name: str) -> str:
-        """Begin a phase; return the one that ends."""
+        """Begin a phase; return the previous one."""
         before, now = self.phase, time.monotonic() - self.clock
         self.spans.append((before, self.since, now - self.since))
         self.phase, self.since = name, now
@@ -59,7 +59,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def passed(name: str, seconds: float) -> None:
-    """Count the last `seconds` as this phase, whatever they were counted as: for what is known when it is over."""
+    """Count the last `seconds` as this phase, whatever they were counted as: a phase may be known only afterwards."""
     recorder = _current.get()
     if recorder is None:
         return
@@ -70,9 +70,9 @@ def passed(name: str, seconds: float) -> None:
 
 
 def report(command: str, artifact: str) -> str:
-    """End to record; return what was recorded, as JSON.
+    """Stop the recording; return it as JSON.
 
-    format, kind: 1, "profile". command, artifact: the command of stagec, and the name of what it made.
+    format, kind: 1, "profile". command, artifact: the command of stagec, and the name of its artifact.
     started: when, in seconds since 1970. seconds: from then to now. max_rss: bytes of memory, at the most.
     phases: [phase, start, seconds] in the order of time; a start is in seconds after `started`.
     """

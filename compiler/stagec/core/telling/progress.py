@@ -13,7 +13,7 @@ _EVERY = 1.0
 
 
 class Progress:
-    """Show on stderr what is done, which step it is of how many, and for how long: a line that disappears at the end.
+    """Show on stderr the current step, the number of steps and the seconds: a line that disappears at the end.
 
     command: the word before it. total: how many steps there will be; 0: nobody knows. Use it in a `with` statement; a
     thread writes the line, so that the seconds go on while a step computes.
@@ -42,7 +42,7 @@ class Progress:
         self._done, self._what = self._done + 1, what
 
     def line(self) -> str:
-        """Return what the line says now."""
+        """Return the present content of the line."""
         of = f" of {self.total}" if self.total else ""
         count = f" {self._done}{of}" if self._done and self.total != 1 else ""
         minutes, seconds = divmod(int(time.monotonic() - self._since), 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Refusal(Exception):
-    """Base of what the loader raises. `code` is stable across versions, the text is for people."""
+    """Base of the loader's errors. `code` is stable across versions, the message is for people."""
 
     def __init__(self, code: str, what: str) -> None:
         super().__init__(what)

@@ -1,4 +1,4 @@
-"""A tree as a person reads it: a row for each leaf, and one row for all that repeat.
+"""Show a tree to a person: a row for each leaf, and one row for equal subtrees.
 
 `layers[0..11].attention.query` stands for twelve leaves of a list, `block_{1..3}.kernel` for those of three keys,
 `{key,query,value}.bias` for three keys with the same below them. Standard library only.
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from stagec.core.trees.tree import Tree
 
 _MOST_PARTS = 9
-"""Texts and numbers of a step that are looked at: a file of somebody else's may have keys of any length."""
+"""The most strings and numbers of a step to examine, because a foreign file may have keys of any length."""
 
 
 class Row(NamedTuple):
-    """One line: a path in short, and what is there."""
+    """One line: a short path, and its content."""
 
     path: str
     what: str
@@ -26,16 +26,16 @@ class Row(NamedTuple):
 def fold(tree: Tree, leaves: Sequence[str], path: str = "") -> list[Row]:
     """Return the rows of a tree, in an order that its structure alone decides.
 
-    Subtrees are one where their structures and all of their leaves are equal. Keys of a dict come in the order in which
-    people count: `layer_2` before `layer_10`. A value that is not a dict has a row with its kind ("list of
+    Subtrees share a row if their structures and all of their leaves are equal. Keys of a dict are sorted in natural
+    order: `layer_2` before `layer_10`. A value that is not a dict has a row with its kind ("list of
     12"), and so has a dict with other keys than names.
-    leaves: what to say of each leaf, in the order of the tree's. path: what all paths begin with.
+    leaves: the description of each leaf, in the tree's order. path: the start of all paths.
     """
     return list(_rows(_Reader(leaves).node(tree), path))
 
 
 def what_it_is(tree: Tree) -> str:
-    """Return what a node that is not a leaf is, in a few words: "dict", "list of 12", "pkg.module:Class(unit='m')"."""
+    """Describe a node that is not a leaf in a few words: "dict", "list of 12", "pkg.module:Class(unit='m')"."""
     count = len(tree.children)
     match tree.kind:
         case "none":
@@ -49,13 +49,13 @@ def what_it_is(tree: Tree) -> str:
 
 
 def step(text: str) -> str:
-    """Return a step of a path in short: `['w']` is `.w`, where the key is a name."""
+    """Return the short form of a step: `['w']` is `.w`, if the key is a name."""
     match = re.fullmatch(r"\['([^\W\d]\w*)'\]", text)
     return f".{match[1]}" if match else text
 
 
 class _Node(NamedTuple):
-    """A node with what is said of it. number: equal nodes have the same one."""
+    """A node with its description. number: equal nodes have the same number."""
 
     number: int
     what: str
@@ -92,7 +92,7 @@ class _Item(NamedTuple):
     """Some children that are one.
 
     order: which child was the first of them.
-    parts: of their step, strings and numbers by turns; what is folded is written already.
+    parts: of their step, strings and numbers by turns; folded parts are already written.
     """
 
     order: int
@@ -101,7 +101,7 @@ class _Item(NamedTuple):
 
 
 def _folded(node: _Node) -> list[tuple[str, _Node]]:
-    """Return the children, equal ones once, with a step for all that are one."""
+    """Return the children, equal ones once, with one step for each group of equal children."""
     parts = [_parts(text) for text in node.steps]
     # JAX has sorted numbers and all other keys; of strings it puts "layer_10" before "layer_2".
     texts = node.is_dict and all(text.startswith((".", "['")) for text in node.steps)
@@ -123,7 +123,7 @@ def _as_people_count(parts: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _merged(items: Sequence[_Item], place: int) -> list[_Item]:
-    """Return items that differ in the number at `place` alone as one, where the first of them was."""
+    """Fold items that differ only in the number at `place` into one, at the place of the first."""
     groups: dict[object, list[_Item]] = {}
     for item in items:
         key = item.parts[:place], item.parts[place + 1 :], item.child.number
@@ -133,7 +133,7 @@ def _merged(items: Sequence[_Item], place: int) -> list[_Item]:
 
 
 def _one_of(group: Sequence[_Item], place: int) -> Sequence[_Item]:
-    """Return equal items as one; leaves only where their numbers follow each other: they are short anyway."""
+    """Fold equal items into one; leaves only if their numbers are consecutive, because leaves are short anyway."""
     orders = {item.parts[place]: item.order for item in group}
     if any(number[0] == "0" != number for number in orders) and len({*map(len, orders)}) > 1:
         return group  # 1 and 01 are two names
@@ -149,7 +149,7 @@ def _one_of(group: Sequence[_Item], place: int) -> Sequence[_Item]:
 
 
 def _runs(numbers: Sequence[str]) -> list[list[str]]:
-    """Divide sorted numbers where one is missing."""
+    """Split sorted numbers at gaps."""
     runs: list[list[str]] = []
     for number in numbers:
         if runs and int(number) == int(runs[-1][-1]) + 1:
@@ -169,7 +169,7 @@ def _ranges(numbers: Sequence[str]) -> str:
 
 
 def _alike(items: Sequence[tuple[str, _Node]]) -> list[tuple[str, _Node]]:
-    """Return names with equal subtrees as one: `.{mu,nu}`. Leaves have rows of their own, which are as short."""
+    """Fold names with equal subtrees into one: `.{mu,nu}`. Leaves keep their own rows, which are as short."""
     groups: dict[object, list[tuple[str, _Node]]] = {}
     for name, child in items:
         named = name.startswith(".") and "{" not in name and child.children

@@ -1,4 +1,4 @@
-"""Shapes of JSON values: what a description or an index must look like. Standard library only.
+"""Shapes of JSON values, to check descriptions and indexes. Standard library only.
 
 A shape checks a value and names the key at fault: `functions.f.executables[0].nr_devices: expected a whole number, not
 "1"`. Keys that it does not know are refused: what a reader ignores, another reader may obey.
@@ -16,7 +16,7 @@ from stagec.core.sizes.avals import parse_aval
 from stagec.core.trees.tree import Tree
 
 _LONGEST = 1000
-"""Characters of what a reader of avals or trees says is wrong: it repeats what it read."""
+"""Characters of a message from a reader of avals or trees: it repeats its input."""
 
 Shape = Callable[[Any], None]
 """Takes a value; raises Mismatch for a value of another shape."""
@@ -25,7 +25,7 @@ Shape = Callable[[Any], None]
 class Mismatch(ValueError):
     """A value of another shape than the expected one: `what` says so, `where` is its key path.
 
-    The path is made on the way out, key by key: a value that fits, and nearly all do, pays nothing for it.
+    The path is made on the way out, key by key, so that a valid value (nearly all are) pays nothing for it.
     """
 
     def __init__(self, what: str, where: str = "") -> None:
@@ -63,7 +63,7 @@ def number(value: Any) -> None:
 
 
 def anything(value: Any) -> None:
-    """Any value: what the model's author wrote."""
+    """Any value: the model's author chose it."""
 
 
 def matching(pattern: str, what: str) -> Shape:

@@ -1,4 +1,4 @@
-"""Nodes of pytrees whose fields do not say all: children by their key entries, static parts by a description.
+"""Nodes of pytrees with more than named fields: children by their key entries, static parts by a description.
 
 Key entries are JAX's (https://docs.jax.dev/en/latest/custom_pytrees.html#key-paths); `statics.py` describes what is
 compared beside the children. Only trees that have such nodes, or dicts with keys that are not strings, import
@@ -19,7 +19,7 @@ from stagec.core.trees.nodes import Fields
 LONGEST = 2**12
 """Bytes of the description of a class's other fields that an artifact has whole."""
 LONGEST_FIELD = 2**7
-"""Bytes of the description of a field; where all are longer than LONGEST, a longer one is its SHA-256."""
+"""Bytes of a field's description; if all fields together exceed LONGEST, a longer description becomes its SHA-256."""
 LONGEST_AUXDATA = 2**9
 """Bytes of the description of JAX's auxiliary data; of a longer one an artifact has the SHA-256. A model of nnx has
 hundreds of nodes with a thousand bytes each."""
@@ -35,12 +35,12 @@ class Symbol(NamedTuple):
 
     @property
     def plain(self) -> Any:
-        """What stands for it where its class is not at hand."""
+        """Its replacement if its class is not available."""
         return statics.plain(json.loads(self.described))
 
     @property
     def live(self) -> Any:
-        """The key itself where its class is imported, else `plain`."""
+        """The key itself if its class is imported, else `plain`."""
         try:
             return statics.rebuild(json.loads(self.described))
         except (statics.Unknown, ValueError, TypeError):
@@ -51,13 +51,13 @@ class Symbol(NamedTuple):
 
 
 Key: TypeAlias = Any
-"""A key of a dict: what is equal in every process (str, int, float, bytes, None, tuples of these), or a Symbol."""
+"""A key of a dict: a value that is equal in every process (str, int, float, bytes, None, tuples), or a Symbol."""
 
 
 def key_of(value: object) -> Key:
-    """Return a dict's key as a tree has it; of numpy's numbers Python's, which are equal.
+    """Return a dict's key in the form for a tree; numpy's numbers become Python's, which are equal.
 
-    Raises ValueError for one that is the same in no two processes.
+    Raises ValueError for a key that differs between processes.
     """
     described = statics.describe(getattr(value, "item", lambda: value)() if hasattr(value, "dtype") else value)
     try:
@@ -142,9 +142,9 @@ Entry: TypeAlias = "str | int | Item"
 
 
 class Keyed(NamedTuple):
-    """What a custom node's static data says of its children and of itself.
+    """The facts about a custom node and its children in its static data.
 
-    entries: the key entry of each child; None where it was registered without.
+    entries: the key entry of each child; None if it was registered without.
     static: the description of its static parts: {"fields": {...}} of a dataclass, {"aux": ...} of JAX's auxiliary
         data; what is too long is {"sha256": ...}.
     """
@@ -172,7 +172,7 @@ class Keyed(NamedTuple):
 
     @property
     def keys(self) -> tuple[Key, ...] | None:
-        """What a dict instead of the node has for each child; None where entries do not tell children apart."""
+        """The key of each child in a dict that replaces the node; None if entries do not tell children apart."""
         if self.entries is None:
             return None
         keys = tuple(entry.key if isinstance(entry, Item) else entry for entry in self.entries)
@@ -180,13 +180,13 @@ class Keyed(NamedTuple):
 
     @property
     def steps(self) -> list[str]:
-        """What leads to each child, as Python writes it: `.name`, `[0]`, `['key']`."""
+        """The step to each child, in Python's syntax: `.name`, `[0]`, `['key']`."""
         entries = ((entry.key if isinstance(entry, Item) else entry) for entry in self.entries or ())
         names = (isinstance(entry, str) for entry in self.entries or ())
         return [f".{key}" if named else f"[{key!r}]" for key, named in zip(entries, names, strict=True)]
 
     def difference(self, auxdata: bytes) -> str:
-        """Say how the static data of another node of this type differs, for a reader."""
+        """Describe the difference to the static data of another node of this type, for a reader."""
         other = Keyed.from_bytes(auxdata) or _of_fields(Fields.from_bytes(auxdata))
         if other is None or other.entries != self.entries:
             there, here = (", ".join(keyed.steps if keyed else ()) or "none" for keyed in (self, other))
@@ -210,7 +210,7 @@ def _of_fields(fields: Fields | None) -> Keyed | None:
 
 
 def with_keys(keys: tuple[Key, ...]) -> Keyed:
-    """Return what stands for a dict with these keys in a format whose dicts have strings alone."""
+    """Return the replacement for a dict with these keys, in a format with only strings as keys."""
     return Keyed(tuple(map(Item, keys)), {})
 
 

@@ -54,7 +54,7 @@ class NodeTypes:
             self._given.update({name_of(kind): kind for kind in kinds})
 
     def of_arguments(self, nodes: Iterable[Tree]) -> Takers:
-        """Return what takes objects apart, by the name of the node; classes with `Fields` need nothing."""
+        """Return the functions that take objects apart, by the name of the node; classes with `Fields` need none."""
         takers: dict[str, Taker] = {}
         for node in nodes:
             kind = self._given.get(node.name)
@@ -66,12 +66,12 @@ class NodeTypes:
             elif node.keyed is not None:
                 takers[node.name] = self._of_name(node.name, object)
             elif node.fields is not None and not node.fields.static:
-                # What a mapping gives for a key may be another object than its child: nnx.State wraps dicts.
+                # A mapping may return another object for a key than its child: nnx.State wraps dicts.
                 takers[node.name] = self._of_name(node.name, Mapping)
         return takers
 
     def of_results(self, nodes: Iterable[Tree]) -> Makers:
-        """Return what makes objects, by name and static data; a node without one becomes a plain container."""
+        """Return the functions that make objects, by name and static data; other nodes become plain containers."""
         makers = ((node, self._maker(node)) for node in nodes)
         return {(node.name, node.auxdata): make for node, make in makers if make is not None}
 
@@ -168,7 +168,7 @@ class NodeTypes:
 
 
 def _static_leaves(node: Tree) -> Iterator[Tree]:
-    """Yield what stands in a node for leaves that are not arrays, down to the next node of a type of the model's."""
+    """Yield the placeholders in a node for leaves that are not arrays, down to the next node of a model's type."""
     for child in node.children:
         if child.name == STATIC:
             yield child
@@ -210,11 +210,11 @@ def _described(kind: type, node: Tree) -> OneLevel | None:
 
 
 OWN: dict[str, PyTreeNode] = {}
-"""What this process has registered with `stagec.register_pytree_node`, by name."""
+"""The types that this process has registered with `stagec.register_pytree_node`, by name."""
 
 
 def registered(name: str) -> PyTreeNode | None:
-    """Return what this process has registered with stagec, or with JAX for serialization, under `name`; else None.
+    """Return the type registered under `name` with stagec, or with JAX for serialization, in this process; else None.
 
     A type that stagec itself registered, by its fields, is not among them.
     """
@@ -225,7 +225,7 @@ def registered(name: str) -> PyTreeNode | None:
 
 
 def serializer(kind: type) -> tuple[str, Callable[[Any], bytes]] | None:
-    """Return the name of a type that the user registered with JAX for serialization, and what writes its static data.
+    """Return the name of a type that the user registered with JAX for serialization, and its serializer.
 
     None for the others, and without JAX.
     """
@@ -247,7 +247,7 @@ def children_by_jax(value: object) -> tuple[list[Any], Any] | None:
 
 
 def _registry(name: str) -> Mapping[Any, Any]:
-    # No public interface of JAX says what is registered. Where it is not found, there is nothing registered for us.
+    # JAX has no public interface to its registry. If this finds none, nothing is registered.
     entries = getattr(sys.modules.get("jax._src.export._export"), name, None)
     return entries if isinstance(entries, dict) else {}
 
@@ -263,7 +263,7 @@ def _through_jax(
         return children, bytes(serialize(structure.node_data()[1]))
 
     def unflatten(auxdata: bytes, children: Sequence[Any]) -> object:
-        # JAX takes no more than the structure from what `from_children` returns.
+        # JAX takes only the structure from the result of `from_children`.
         parts, structure = _structure(from_children(deserialize(auxdata), children))
         if len(parts) != len(children):
             has = f"{len(parts)} {'child' if len(parts) == 1 else 'children'}"

@@ -1,4 +1,4 @@
-"""Nodes of pytrees of the model's own types: classes whose named fields say all, and types that functions take apart.
+"""Nodes of pytrees of the model's own types: classes described by named fields, and types that functions take apart.
 
 `keyed.py` has the nodes that these do not describe. Standard library only.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class Fields(NamedTuple):
-    """What a custom node's static data says of its type.
+    """The facts about a custom node's type in its static data.
 
     names: the field of each child.
     static: the other fields, with values that JSON has, tuples included.
@@ -25,13 +25,13 @@ class Fields(NamedTuple):
     static: Mapping[str, Any] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
-        """Return the static data of a node: canonical JSON. Raises ValueError where a value has no exact JSON form."""
+        """Return the static data of a node: canonical JSON. Raises ValueError if a value has no exact JSON form."""
         static = {name: _to_plain(name, value) for name, value in self.static.items()}
         return json.dumps({"fields": self.names, "static": static}, sort_keys=True, separators=(",", ":")).encode()
 
     @staticmethod
     def from_bytes(auxdata: bytes) -> Fields | None:
-        """Read what `to_bytes` wrote, or what JAX writes for a namedtuple: the names alone. None for anything else."""
+        """Read the bytes of `to_bytes`, or JAX's for a namedtuple, which are only names. None for anything else."""
         try:
             match json.loads(auxdata):
                 case list(names) if all(isinstance(name, str) for name in names):
@@ -47,7 +47,7 @@ class Fields(NamedTuple):
         if not isinstance(kind, type):
             return False
         if hasattr(kind, "__dataclass_fields__"):
-            import dataclasses  # who has such a class has imported it
+            import dataclasses  # a process with such a class has imported it
 
             return {*self.names, *self.static} <= {field.name for field in dataclasses.fields(kind)}
         return kind is OrderedDict or getattr(kind, "_fields", None) == self.names
@@ -92,7 +92,7 @@ def name_of(value: Any) -> str:
 
 
 def imported(name: str) -> object:
-    """Return what `module:qualname` or `module.qualname` names where the module is imported already, else None."""
+    """Return the object `module:qualname` or `module.qualname` if the module is imported already, else None."""
     module, _, path = name.partition(":") if ":" in name else name.rpartition(".")
     value: object = sys.modules.get(module)
     for part in path.split("."):

@@ -18,15 +18,15 @@ from stagec.core.trees.keyed import Entry, Item, Keyed, key_of
 from stagec.core.trees.nodes import Fields
 
 PLACEHOLDERS = (object, float)
-"""What makes leaves of objects that are made for their structure: as in JAX, and numbers for a class that computes."""
+"""Makers of leaves for objects that only show their structure: JAX's, and numbers for a class that computes."""
 
 
 class OneLevel(NamedTuple):
     """An object that JAX has taken apart.
 
-    kind: its type. auxdata: what JAX compares beside the children.
-    children: objects, or placeholders. entries: JAX's key entry of each; None where they are not known.
-    value: the object; None where none could be made.
+    kind: its type. auxdata: the data that JAX compares beside the children.
+    children: objects, or placeholders. entries: JAX's key entry of each; None if they are not known.
+    value: the object; None if none could be made.
     """
 
     kind: type
@@ -47,7 +47,7 @@ class OneLevel(NamedTuple):
         return OneLevel(type(value), auxdata, children, entries, value)
 
     def make(self, children: Sequence[object]) -> Any:
-        """Return an object of this type, with this auxiliary data and other children. Raises what its class raises."""
+        """Return an object of this type, with this auxiliary data and other children. Raises as its class does."""
         jax = _tree_util()
         if hasattr(self.kind, "_fields") and not self._is_namedtuple():
             # JAX takes a class with _fields for a namedtuple here, even if it was registered.
@@ -57,7 +57,7 @@ class OneLevel(NamedTuple):
         return node.unflatten(children)
 
     def describe(self) -> bytes:
-        """Return the static data of the node: `Fields` where these say all, else `Keyed`.
+        """Return the static data of the node: `Fields` if these are enough, else `Keyed`.
 
         Raises ValueError, which says what in it has no stable description.
         """
@@ -76,7 +76,7 @@ class OneLevel(NamedTuple):
             described = {name: statics.describe(value, name) for name, value in fields.static.items()}
             return Keyed(entries, {"fields": described}).to_bytes()
         except ValueError as error:
-            with contextlib.suppress(ValueError):  # what JAX compares may be less than what a class declares
+            with contextlib.suppress(ValueError):  # JAX may compare less than a class declares
                 return Keyed(entries, {"aux": statics.describe(self.auxdata)}).to_bytes()
             raise error
 
@@ -87,7 +87,7 @@ class OneLevel(NamedTuple):
         return fields is not None and not own and len(fields) == len(self.children)
 
     def _named_fields(self) -> Fields | None:
-        """Return the named fields, where they say all that JAX compares."""
+        """Return the named fields, if they include everything that JAX compares."""
         attributes = [getattr(entry, "name", getattr(entry, "key", None)) for entry in self.entries or ()]
         names = tuple(name for name in attributes if isinstance(name, str))
         if self.entries is None or names != tuple(attributes):
@@ -101,7 +101,7 @@ class OneLevel(NamedTuple):
         return Fields(names, {name: getattr(self.value, name) for name in others}) if {*names} <= {*declared} else None
 
     def _key_entries(self) -> tuple[Entry, ...] | None:
-        """Return the key entries of the children; None where the type was registered without."""
+        """Return the key entries of the children; None if the type was registered without."""
         key_entries: list[Entry] = []
         for entry in self.entries or ():
             if isinstance(name := getattr(entry, "name", None), str):
@@ -118,14 +118,14 @@ class OneLevel(NamedTuple):
 class StaticLeaf(NamedTuple):
     """A field of an object that is not an array, as `eqx.filter_jit` has it: a node without children (`nodes.STATIC`).
 
-    value: what the field is.
+    value: the field's value.
     """
 
     value: Any
 
     @staticmethod
     def of(auxdata: bytes) -> StaticLeaf | None:
-        """Return what the static data of such a node describes; None where this process cannot make it."""
+        """Return the object that the static data of this node describes; None if this process cannot make it."""
         keyed = Keyed.from_bytes(auxdata)
         with contextlib.suppress(Exception):  # code of other people
             return StaticLeaf(statics.rebuild(keyed.static["aux"])) if keyed else None
@@ -141,6 +141,6 @@ class StaticLeaf(NamedTuple):
 
 
 def _tree_util() -> Any:
-    """Return `jax.tree_util` where this process has imported JAX; it may be in the middle of that."""
+    """Return `jax.tree_util` if this process has imported JAX; the import may still be running."""
     module = getattr(sys.modules.get("jax"), "tree_util", None)
     return module if hasattr(module, "default_registry") else None

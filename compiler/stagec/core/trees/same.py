@@ -1,8 +1,8 @@
 """One meaning of "the same static value": type and value, in all parts.
 
-A program that is traced for a static value is of that value alone. Python's `==` says too little of that: it takes 1,
-1.0 and True for equal, members of two IntEnums, and -0.0 and 0.0; and a NaN for another than itself. Standard library
-only: numpy's scalars are known by what they have.
+A program traced for a static value is valid only for that value. Python's `==` is too weak for that: it takes 1, 1.0
+and True for equal, members of two IntEnums, and -0.0 and 0.0; and a NaN for another than itself. Standard library only:
+it recognizes numpy's scalars by their attributes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Hashable, Mapping, Sequence, Set as AbstractSet
 from typing import Any
 
 WHOLE = frozenset({bool, int, str, bytes, type(None)})
-"""Types of which two values are the same where they are equal."""
+"""Types whose equal values are the same."""
 _BY_PARTS = (tuple.__eq__, list.__eq__, dict.__eq__, set.__eq__, frozenset.__eq__, range.__eq__, slice.__eq__)
 """Comparisons that ask for nothing beside the parts."""
 
 
 def key(value: Any) -> Hashable:
-    """Return what is equal for two values where their types and values are, in all parts.
+    """Return a key that is equal for two values if their types and values are equal, in all parts.
 
     Floats are compared by their bits; containers, slices and dataclasses by their parts, mappings and sets without
-    order; numpy's scalars by dtype and bits. Any other object is compared by its type and its own `==`. What is
-    returned has a hash where all parts have one.
+    order; numpy's scalars by dtype and bits. Any other object is compared by its type and its own `==`. The key has a
+    hash if all parts have one.
     """
     kind = type(value)
     if kind in WHOLE:
@@ -46,7 +46,7 @@ def same(value: Any, other: Any) -> bool:
 
 
 def _parts(value: Any) -> Hashable | None:
-    """Return the keys of what a value consists of; None for what is compared as a whole."""
+    """Return the keys of a value's parts; None for a value that is compared as a whole."""
     if hasattr(value, "dtype"):  # np.float64 is a float too
         scalar = hasattr(value, "tobytes") and getattr(value, "shape", None) == ()
         return (str(value.dtype), value.tobytes()) if scalar else None

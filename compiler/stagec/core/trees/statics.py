@@ -42,11 +42,11 @@ _WORD = 2**63
 
 
 class Unknown(LookupError):
-    """A description of what this process cannot make: a class that it has not imported, or a function with closures."""
+    """A description of an object that this process cannot make: its class is not imported, or it has closures."""
 
 
 def describe(value: object, where: str = "") -> Any:
-    """Return what `value` is, as JSON.
+    """Describe `value` as JSON.
 
     where: its place, for messages. Raises ValueError, which says what in it has no stable description.
     """
@@ -59,10 +59,10 @@ def canonical(described: object) -> str:
 
 
 def rebuild(described: Any) -> Any:
-    """Return the value of a description: of plain values and containers, of what is imported, and of what has fields.
+    """Return the value of a description: plain values and containers, imported objects, and objects with fields.
 
     It imports nothing, and calls nothing that the description names but an enum, by the name of its member. Raises
-    Unknown for others, ValueError or TypeError for what is not a description.
+    Unknown for others, ValueError or TypeError for anything but a description.
     """
     if not isinstance(described, dict):
         return list(map(rebuild, described)) if isinstance(described, list) else described
@@ -86,7 +86,7 @@ def text(described: Any) -> str:
 
 
 def plain(described: Any) -> Any:
-    """Return what stands for a key where its class is not at hand: of an enum's member its value or name."""
+    """Return the replacement for a key if its class is not available: for an enum's member its value or name."""
     match described:
         case {"tuple": list(items)}:
             return tuple(map(plain, items))
@@ -98,9 +98,9 @@ def plain(described: Any) -> Any:
 
 
 def difference(was: Any, now: Any, where: str = "") -> str:
-    """Say where two descriptions differ first: `tx.learning_rate is 0.1, it was 0.2`. They must differ.
+    """Describe the first difference of two descriptions: `tx.learning_rate is 0.1, it was 0.2`. They must differ.
 
-    where: what the values are. One that is only its digest, {"sha256": ...}, is "another one".
+    where: the name of the values. A digest, {"sha256": ...}, is "another one".
     """
     (kind, before), (kind_now, after) = _kind_of(was), _kind_of(now)
     names = [i for i, of in enumerate(kind.shape.values()) if of is str]
@@ -170,7 +170,7 @@ def _complex(real: float, imag: float) -> complex:
 
 def _member(describer: _Describer, value: enum.Enum, where: str) -> Any:
     described = {"enum": name_of(type(value)), "name": value.name}
-    # If a member is also its value, as of an IntEnum, a process without the class uses the value.
+    # If a member is also its value, as in an IntEnum, a process without the class uses the value.
     is_plain = isinstance(value, int | str | float)
     return {**described, "value": describer.value(value.value, where)} if is_plain else described
 
@@ -189,7 +189,7 @@ def _importable(value: Any) -> bool:
 
 
 def _here(name: str) -> Any:
-    """Return what is imported under a name."""
+    """Return the object imported under a name."""
     value = imported(name)
     if value is None:
         raise Unknown(name)
@@ -283,7 +283,7 @@ def _partial(describer: _Describer, value: Any, where: str) -> Any:
 
 
 def _local(describer: _Describer, value: Any, where: str) -> Any:
-    """Describe a class inside a function, or what a decorator made of a function, as `jax.jit` does."""
+    """Describe a class inside a function, or the result of a decorator such as `jax.jit`."""
     if isinstance(value, type):
         return {"local": name_of(value), "wraps": None}
     return {"local": name_of(type(value)), "wraps": describer.value(value.__wrapped__, where)}
@@ -344,7 +344,7 @@ def _text_of_dict(pairs: list[Any]) -> str:
 
 
 _Parts: TypeAlias = tuple[Mapping[str, Any], ...]
-"""Groups of parts by the step that leads there, or by another name where a reader needs none.
+"""Groups of parts by the step that leads there, or by another name if a reader needs no step.
 
 A group is compared where both descriptions have the same steps in it.
 """
@@ -367,16 +367,16 @@ def _attributes(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Kind(NamedTuple):
-    """A kind of values: how one is described, and what is done with its description.
+    """A kind of values: how to describe one, and how to use the description.
 
-    The last three get what a description has under each key of the shape; None where it lacks one.
+    The last three get the description's value for each key of the shape; None if it lacks one.
 
-    values: which values are of this kind: those of a type, or those for which a function is true.
-    shape: the keys of a description, and the types of what it has there; the first key tells the kind.
+    values: the values of this kind: those of a type, or those for which a function is true.
+    shape: the keys of a description, and the types of their values; the first key tells the kind.
     describe: describer, value, place -> description.
     rebuild: takes the parts rebuilt, and returns the value; None: nobody can make it.
-    text: returns what a reader sees; None: the JSON.
-    parts: returns what is compared to say where two descriptions differ that have the same names.
+    text: returns a string for a reader; None: the JSON.
+    parts: returns the parts to compare, to find the difference of two descriptions with the same names.
     """
 
     values: type | Callable[[Any], object]
@@ -428,7 +428,7 @@ _KINDS = (
           _made, None, _text_of_made, _parts_of_made),
 )
 # fmt: on
-"""A value is of the first kind that has it, those of a type before the others."""
+"""The kinds in order: a value belongs to the first match. Kinds of a type come before the others."""
 _PLAIN = _Kind(str, {"": object}, lambda d, v, w: v, None, repr)
 _LIST = _Kind(list, {"": object}, _Describer.items, None, lambda items: f"[{_listed(items)}]", _items)
 _OTHER = _Kind(dict, {"": object}, lambda d, v, w: v)
@@ -439,7 +439,7 @@ _OTHERS = [kind for kind in _KINDS if not isinstance(kind.values, type)]
 
 
 def _kind_of(described: Any) -> tuple[_Kind, list[Any]]:
-    """Return the kind of value that a description is of, and what it has under each key of the shape."""
+    """Return the kind of a description, and its value for each key of the shape."""
     if not isinstance(described, dict):
         return _LIST if isinstance(described, list) else _PLAIN, [described]
     kind = next((_OF_KEY[key] for key in described if key in _OF_KEY), _OTHER)

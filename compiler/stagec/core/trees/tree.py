@@ -6,7 +6,7 @@ key, None has no leaves, everything that is not a known container is a leaf. Sta
 A node of the model's own type is "custom". Where its fields are known (`Fields`) it stands for a dict of them, or for
 an object of the type itself, which needs no import here: a caller who has one has its class. Where the key entries of
 its children are known (`Keyed`) it stands for a dict of these, or a list. Where nothing is, it stands for a tuple of
-its children. What takes objects of a type apart and makes them is given (`node_types.py`).
+its children. Callers give the functions that take objects of a type apart and make them (`node_types.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = Literal["leaf", "none", "tuple", "list", "dict", "custom"]
 
 
 class TreeMismatch(ValueError):
-    """A value does not have the structure it should: `path` says where, `what` says how."""
+    """A value has the wrong structure: `path` is the place, `what` the fault."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path}: {what}")
@@ -46,7 +46,7 @@ Makers: TypeAlias = Mapping[tuple[str, bytes], Maker]
 class Tree(NamedTuple):
     """The structure of a pytree, without its leaves.
 
-    kind: what the node is.
+    kind: the kind of the node.
     children: the subtrees, in the order in which JAX flattens them.
     keys: of a dict, the key of each child in JAX's order: strings, or other keys (`keyed.Key`); empty otherwise.
     name: of a custom node, the name it was registered under for serialization (`module:class` where stagec describes
@@ -75,7 +75,7 @@ class Tree(NamedTuple):
     def flatten(self, value: object, path: str = "", types: Takers | None = None) -> list[Any]:
         """Return the leaves of `value`, which must have this structure.
 
-        types: what takes objects of custom nodes apart; a class with `Fields` needs nothing.
+        types: the functions that take objects of custom nodes apart; a class with `Fields` needs none.
         Raises TreeMismatch with the path of the first difference, for example
         `params: key 'b' is missing`.
         """
@@ -85,13 +85,13 @@ class Tree(NamedTuple):
 
     @property
     def fields(self) -> Fields | None:
-        """Of a custom node, what is known of its fields; None when nothing is."""
+        """For a custom node, its known fields; None if none are known."""
         fields = _read_fields(self.auxdata) if self.kind == "custom" else None
         return fields if fields is not None and len(fields.names) == len(self.children) else None
 
     @property
     def keyed(self) -> Keyed | None:
-        """Of a custom node, what is known of its children's key entries and of its static parts; None for others."""
+        """For a custom node, its children's key entries and its static parts, if known; None for others."""
         if self.kind != "custom" or not self.auxdata.startswith(_KEYED):
             return None
         keyed = _read_keyed(self.auxdata)
@@ -122,9 +122,9 @@ class Tree(NamedTuple):
     def unflatten(self, leaves: Sequence[object], types: Makers | None = None) -> object:
         """Build the value of this structure that has `leaves`.
 
-        types: what makes the objects of custom nodes. Another custom node becomes a dict of its fields or key entries,
-            a list where these are indices, or a tuple where they are not known. Of a node with key entries, children
-            that hold no array are left out.
+        types: the functions that make the objects of custom nodes. Another custom node becomes a dict of its fields or
+            key entries, a list where these are indices, or a tuple where they are not known. Of a node with key
+            entries, children that hold no array are left out.
         Raises ValueError when the number of leaves is another.
         """
         if len(leaves) != self.num_leaves:
@@ -154,7 +154,7 @@ class Tree(NamedTuple):
 
     @staticmethod
     def from_json(data: object) -> Tree:
-        """Read what `to_json` wrote. Raises ValueError when `data` is not of that form."""
+        """Read the form of `to_json`. Raises ValueError when `data` has another form."""
         match data:
             case "*":
                 return LEAF
@@ -176,7 +176,7 @@ class Tree(NamedTuple):
         raise ValueError(f"not a tree: {data!r}")
 
     def static_parts(self, prefix: str = "") -> Iterator[tuple[str, str]]:
-        """Yield the path of each custom node with key entries, and its static data as text."""
+        """Yield the path of each custom node with key entries, and its static data as a string."""
         if self.keyed is not None:
             yield prefix, self.auxdata.decode()
         for step, child in zip(self._steps(), self.children, strict=True):
@@ -236,7 +236,7 @@ class Tree(NamedTuple):
                 child._flatten(item, path + step, leaves, types)
 
     def _children_of(self, value: object, path: str, types: Takers) -> Sequence[object]:
-        """Return the children of what stands for this custom node."""
+        """Return the children of the container that replaces this custom node."""
         fields, keyed = self.fields, self.keyed
         take = types.get(self.name)
         if take is not None and (taken := take(value)) is not None:
@@ -286,7 +286,7 @@ class Tree(NamedTuple):
         raise TreeMismatch(path, f"expected a {self.name}, or {instead}, not {_kind_of(value)}")
 
     def _in_places(self, items: Sequence[object], places: Sequence[int]) -> Sequence[object]:
-        """Return all children where `items` are those of these places, or all that hold arrays; else the items."""
+        """Return all children if `items` belong to these places, or to all places with arrays; else the items."""
         if len(items) != len(places):
             places = [i for i, child in enumerate(self.children) if child._has_leaf()]
         if len(items) != len(places):
@@ -295,7 +295,7 @@ class Tree(NamedTuple):
         return [given.get(i, _LEFT_OUT) for i in range(len(self.children))]
 
     def stand_in(self, keyed: Keyed) -> tuple[Sequence[int], type]:
-        """Return which children a plain container for this node has, all that may hold arrays, and its type."""
+        """Return the children of a plain container for this node (all that may hold arrays), and its type."""
         places = [i for i, child in enumerate(self.children) if not child.is_static]
         if keyed.keys is None:
             return places, tuple
@@ -366,7 +366,7 @@ def _read_keyed(auxdata: bytes) -> Keyed | None:
 
 
 def _live(key: Key) -> Any:
-    """Return a dict's key as it was, or what stands for it where its class is not at hand."""
+    """Return a dict's original key, or its replacement if its class is not available."""
     return getattr(key, "live", key)
 
 
@@ -375,7 +375,7 @@ def _shown(key: Key) -> str:
 
 
 def _items(given: Mapping[Any, object], keys: Sequence[Key], children: Sequence[Tree], path: str) -> list[object]:
-    """Return the value of each key, which must be all that is given; what holds no array may be left out."""
+    """Return the value of each key; there must be no other keys, and values without arrays are optional."""
     values, missing, left = [], [], dict(given)
     for key, child in zip(keys, children, strict=True):
         names = [name for name in (_live(key), getattr(key, "plain", key)) if name in left]
