@@ -382,8 +382,8 @@ def test_a_worker_that_is_killed_leaves_nothing(root: Path, way: str, tmp_path: 
     def files() -> list[Path]:
         return [*sorted(root.rglob("*")), *tmp_path.iterdir()]
 
-    before = files()
     (root / "models" / "changing.py").write_text(SLEEPING)
+    before = files()
     elsewhere = ["env", f"TMPDIR={tmp_path}"] if way == "Landlock" else []  # with namespaces, it has no file on a disk
     with Worker("export", root, before=[*where(way), *elsewhere]) as worker:
         worker.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
