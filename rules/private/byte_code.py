@@ -11,6 +11,7 @@ lies beside the packages, has the hash of its source, and Python compares that (
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import importlib.machinery
@@ -56,7 +57,8 @@ def compile_all(folder: Path, wheels: Mapping[str, str], cache: Path | None) -> 
 def compile_stagec(package: Path) -> None:
     """Write the byte code of stagec's modules into the folder STAGEC, below the working directory.
 
-    package: stagec's folder with their sources.
+    package: stagec's folder with their sources. A module that does not compile gets no byte code: the action that
+    imports it says what is wrong.
     """
     Path(STAGEC).mkdir()
     _on_all_cores(functools.partial(_compile_of_stagec, package), [str(file) for file in package.rglob("*.py")])
@@ -77,7 +79,8 @@ def _compile_of_stagec(package: Path, file: str) -> None:
     parts = Path(file).relative_to(package.parent).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     checked = py_compile.PycInvalidationMode.CHECKED_HASH
-    py_compile.compile(file, f"{STAGEC}/{name}.pyc", doraise=True, invalidation_mode=checked)
+    with contextlib.suppress(OSError):
+        py_compile.compile(file, f"{STAGEC}/{name}.pyc", invalidation_mode=checked, quiet=2)
 
 
 def _modules(folder: Path) -> dict[str, list[str]]:

@@ -37,7 +37,7 @@ class Worker:
         user = user or User(None, sys.executable)
         if not before:
             needs_isolation(user)
-        environment = action_environment()
+        environment = {**action_environment(), "STAGEC_PYTHON_ABI": ""}  # "": that of this interpreter
         if packages:
             environment["PYTHONPATH"] += f":{packages}"
         words = ["-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), command, "--persistent_worker"]

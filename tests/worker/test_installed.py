@@ -43,19 +43,25 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compiled(installed: Path, tmp_path: Path) -> Callable[[], list[str]]:
+def compiled(installed: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """Start stagec as an action does, from a copy of the folder; return which of its modules Python compiled."""
     shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
     (tmp_path / "external").mkdir()
     # As in a sandbox, where a link leads to the packages, and nothing of their repository is there besides.
     (tmp_path / "external" / "site-packages").symlink_to(tmp_path / "environment" / "site-packages")
 
-    def start() -> list[str]:
+    def start(**variables: str | None) -> list[str]:
         main = "compiler/stagec/__main__.py"
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": "external/site-packages:compiler",
+            "PYTHONSAFEPATH": "1",
+            "STAGEC_PYTHON_ABI": "",  # that of this interpreter
+        }
         done = subprocess.run(
             [sys.executable, "-B", "-s", "-S", "-c", _ASK, main],
             cwd=tmp_path,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": "external/site-packages:compiler", "PYTHONSAFEPATH": "1"},
+            env={name: value for name, value in {**environment, **variables}.items() if value is not None},
             check=True,
             capture_output=True,
             text=True,
@@ -75,7 +81,7 @@ FIRST = [
 """What has been imported when byte code is looked for."""
 
 
-def test_a_module_is_compiled_only_if_it_was_edited(compiled: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_a_module_is_compiled_only_if_it_was_edited(compiled: Callable[..., list[str]], tmp_path: Path) -> None:
     assert compiled() == FIRST
     edited = tmp_path / "compiler" / "stagec" / "cli" / "locate.py"
     before = edited.stat()
@@ -84,7 +90,7 @@ def test_a_module_is_compiled_only_if_it_was_edited(compiled: Callable[[], list[
     assert compiled() == sorted([*FIRST, "cli/locate.py"])
 
 
-def test_another_python_and_damage_only_take_time(compiled: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_another_python_and_damage_only_take_time(compiled: Callable[..., list[str]], tmp_path: Path) -> None:
     byte_code = tmp_path / "environment" / "byte-code"
     for name, data in {"stagec.cli": b"", "stagec.cli.files": b"\xff" * 99}.items():
         assert (byte_code / f"{name}.pyc").read_bytes()[4:8] == b"\x03\x00\x00\x00", "a hash, which is compared"
@@ -93,6 +99,34 @@ def test_another_python_and_damage_only_take_time(compiled: Callable[[], list[st
     assert compiled() == sorted([*FIRST, "cli/__init__.py", "cli/files.py", "cli/locate.py"])
     shutil.rmtree(byte_code)
     assert len(compiled()) > 10
+
+
+def test_byte_code_beside_any_other_folder_is_not_taken(compiled: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Somebody else may write there: /tmp/byte-code is beside /tmp/mine."""
+    (tmp_path / "environment" / "mine").mkdir()
+    assert len(compiled(PYTHONPATH="environment/mine:compiler")) > 10
+    assert len(compiled(STAGEC_PYTHON_ABI=None)) > 10, "the rules did not start it"
+
+
+def test_a_module_that_does_not_compile_has_none(tmp_path: Path) -> None:
+    (tmp_path / "stagec").mkdir()
+    (tmp_path / "stagec" / "broken.py").write_text("def f(:\n")
+    (tmp_path / "stagec" / "whole.py").write_text("def f(): ...\n")
+    (tmp_path / "empty.lock").touch()
+    words = [
+        sys.executable,
+        "-B",
+        "-E",
+        INSTALLER,
+        tmp_path / "empty.lock",
+        "empty.lock",
+        "--stagec",
+        tmp_path / "stagec",
+    ]
+    (tmp_path / "environment").mkdir()
+    done = subprocess.run(words, cwd=tmp_path / "environment", capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in (tmp_path / "environment" / "byte-code").iterdir()] == ["stagec.whole.pyc"]
 
 
 _MODEL = """

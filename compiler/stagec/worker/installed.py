@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 
 _FINGERPRINT = "fingerprint.txt"
+_PACKAGES = "site-packages"
 _BYTE_CODE = "byte-code"
 
 
@@ -33,12 +34,17 @@ def find_packages() -> None:
 def find_byte_code() -> None:
     """Keep this process and its children from compiling stagec's modules that have byte code on this machine.
 
-    Its folder becomes the last entry of PYTHONPATH, so that a worker's actions see it. It has no modules: Python reads
-    a source, compares its hash, and takes the byte code (https://peps.python.org/pep-0552).
+    It does so only for the actions and launchers of the rules, beside packages that the rules installed: somebody else
+    may be able to write beside any other folder of PYTHONPATH. The folder of byte code becomes the last entry of
+    PYTHONPATH, so that a worker's actions see it. It has no modules: Python reads a source, compares its hash, and
+    takes the byte code (https://peps.python.org/pep-0552).
     """
+    if "STAGEC_PYTHON_ABI" not in os.environ:
+        return
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if os.path.basename(entries[-1]) != _BYTE_CODE:
-        beside = (os.path.join(os.path.dirname(os.path.realpath(entry)), _BYTE_CODE) for entry in entries if entry)
+        installed = (os.path.split(os.path.realpath(entry)) for entry in entries)
+        beside = (os.path.join(folder, _BYTE_CODE) for folder, name in installed if name == _PACKAGES)
         folder = next(filter(os.path.isdir, beside), None)
         if folder is None:
             return
