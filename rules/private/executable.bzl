@@ -26,6 +26,13 @@ def has_autotuning(spec):
     """
     return bool(json.decode(spec)["target"].get("autotuning"))
 
+def _series(ctx, platform):
+    """The word of all executables that one process may compile, one after the other; "" for a process of its own."""
+    if ctx.attr.isolation == "function" or PLUGINS[platform]:
+        return ""
+    spec = json.decode(ctx.attr.spec)
+    return "%s %s %s" % (_label_of(ctx.label).rpartition(":")[0], spec["manifest"], spec["target"]["name"])
+
 def _label_of(target):
     """The label as its user writes it: without the marks of the main repository, which are another's in each Bazel."""
     text = str(target)
@@ -67,10 +74,10 @@ def _aot_executable_impl(ctx):
 
     # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
     # an input.
-    for mnemonic, progress, outputs, packages in [
-        (MNEMONICS[platform], "Compiling", compiled, plugin),
-        ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None),
-        ("StagecOptimize", "Optimizing", optimized, plugin),
+    for mnemonic, progress, outputs, packages, series in [
+        (MNEMONICS[platform], "Compiling", compiled, plugin, _series(ctx, platform)),
+        ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None, ""),
+        ("StagecOptimize", "Optimizing", optimized, plugin, ""),
     ]:
         arguments = ctx.actions.args()
         arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
@@ -80,6 +87,8 @@ def _aot_executable_impl(ctx):
             arguments.add("--lowered", lowered)
         for option, file in outputs.items():
             arguments.add(option, file)
+        if series:
+            arguments.add("--series", series)
         compiler_action(
             ctx,
             mnemonic = mnemonic,
@@ -137,6 +146,12 @@ aot_executable = rule(
     attrs = {
         "spec": attr.string(doc = "The executable's spec, its part of the plan, as canonical JSON.", mandatory = True),
         "export": attr.label(doc = "The exported function.", mandatory = True, providers = [AotExportInfo]),
+        "isolation": attr.string(
+            default = "function",
+            doc = "`manifest`: one process may compile this executable after others of its manifest, if they are for the same " +
+                  "target of platform cpu. `function`: the executable has a process of its own.",
+            values = ["function", "manifest"],
+        ),
         "plugin": attr.label(
             doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment` or " +
                   "`@stagec_tpu//:environment`; none for cpu.",

@@ -77,7 +77,7 @@ load("@stagec_jaxlibs//:defs.bzl", "JAXLIBS")
 
 _PLAN = {plan}
 
-def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [], **common):
+def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [], isolation = "manifest", **common):
     \"\"\"Declares every artifact of {path}.
 
     Args:
@@ -87,9 +87,11 @@ def aot_manifest(name, deps = [], data = [], function_deps = {{}}, imports = [],
       data: files that tracing reads.
       function_deps: what only some functions may import: `{{"predict": ["predict.py"]}}`. You seldom need it.
       imports: import roots besides the repositories' folders, relative to the package.
+      isolation: "manifest": one process compiles several functions for a CPU, one after the other. "function": each has a
+        process of its own, so nothing in one exported function can change the executable of another.
       **common: attributes of every target, such as visibility and tags.
     \"\"\"
-    declare_manifest(_PLAN, JAXLIBS, Label("//:manifest.toml"), name, deps, data, function_deps, imports, common)
+    declare_manifest(_PLAN, JAXLIBS, Label("//:manifest.toml"), name, deps, data, function_deps, imports, isolation, common)
 """
 
 # The `defs.bzl` of a manifest with mistakes. A repository rule that fails says them four times, and not which BUILD file
@@ -288,7 +290,7 @@ def _declare_jax_cache(plan, name, common):
         **common
     )
 
-def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, imports, common):
+def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, imports, isolation, common):
     """Declares the targets of a plan; the generated macro `aot_manifest` calls it.
 
     Args:
@@ -303,6 +305,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
       data: what all functions read.
       function_deps: what some functions import.
       imports: import roots.
+      isolation: of compilations.
       common: attributes of all targets.
     """
     bundle, version = plan["bundle"]
@@ -337,6 +340,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
             name = one.name,
             spec = one.spec,
             export = ":" + one.export,
+            isolation = isolation,
             plugin = one.plugin,
             environment = one.environment,
             **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})

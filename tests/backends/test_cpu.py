@@ -13,8 +13,9 @@ from typing import Any, get_args
 import pytest
 
 from stagec.backends.cpu import compiler as cpu
+from stagec.core.builds import naming
 from stagec.manifest.cpu import Isa
-from tests.building import stagec
+from tests.building import action_environment, stagec
 
 FUNCTIONS = ("loop", "factorize", "draw", "mlp")
 
@@ -40,6 +41,39 @@ def test_a_second_build_gives_the_same_bytes(zoo: Path, tmp_path: Path, name: st
     assert (status, stderr) == (0, "")
     assert xla.read_bytes() == (zoo.parent / f"{name}.xla").read_bytes()
     assert description.read_bytes() == (zoo.parent / f"{name}.json").read_bytes()
+
+
+ONE_AFTER_ANOTHER = """
+import gc, json, sys
+from stagec.cli import main
+for arguments in json.load(sys.stdin):
+    assert main(arguments) == 0
+    gc.collect()
+"""
+
+
+def test_one_process_gives_the_bytes_of_many(zoo: Path, tmp_path: Path) -> None:
+    """XLA numbers the modules of a process."""
+    names, actions = [path.stem for path in sorted(zoo.parent.glob("zoo.*.xla"))], []
+    specs = {name: json.loads((zoo.parent / f"{name}.spec").read_text()) for name in names}
+    names = [name for name in names if specs[name]["target"]["name"] == "cpu"]
+    for name in names:
+        exported = f"zoo.{naming.artifact(specs[name]['function'], specs[name]['variant'])}.exported"
+        words = ["--spec", f"{zoo.parent}/{name}.spec", "--exported", f"{zoo.parent}/{exported}"]
+        actions.append(
+            ["compile", *words, "--output", f"{tmp_path}/{name}.xla", "--description", f"{tmp_path}/{name}.json"]
+        )
+    subprocess.run(
+        [sys.executable, "-c", ONE_AFTER_ANOTHER],
+        input=json.dumps(actions),
+        env={**os.environ, **action_environment()},
+        check=True,
+        text=True,
+    )
+    assert len(names) > 10
+    for name in names:
+        for end in ("xla", "json"):
+            assert (tmp_path / f"{name}.{end}").read_bytes() == (zoo.parent / f"{name}.{end}").read_bytes(), name
 
 
 def test_the_isa_decides_the_code(zoo: Path, tmp_path: Path) -> None:

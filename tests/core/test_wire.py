@@ -43,6 +43,15 @@ def test_a_payload_that_changes_has_its_own_length() -> None:
     assert wire.edit(outer, (), lambda text: text * 2) == outer * 2
 
 
+def test_records_at_a_path_are_left_out() -> None:
+    number, text = wire.Record(1, 0, b"\x05").encode(), wire.Record(2, 2, b"a").encode()
+    assert wire.without(number + text + number, (1,)) == text
+    assert wire.without(number + text, (3,)) == number + text
+    outer = wire.Record(5, 2, number + text).encode() + number
+    assert wire.without(outer, (5, 1)) == wire.Record(5, 2, text).encode() + number
+    assert wire.without(outer, (5,)) == number
+
+
 def test_payloads_at_a_path() -> None:
     inner = wire.Record(2, 2, b"a").encode() + wire.Record(3, 2, b"b").encode() + wire.Record(2, 2, b"c").encode()
     message = wire.Record(5, 2, inner).encode() + wire.Record(2, 2, b"d").encode() + wire.Record(5, 2, b"").encode()

@@ -14,7 +14,17 @@ from stagec.core.data import wire
 from tests.building import COMPILER, action_environment
 from tests.users import User, needs_isolation
 
-OUTPUTS = ("--debug-output", "--description", "--jaxpr", "--module", "--output", "--profile", "--sbom", "--stablehlo")
+OUTPUTS = (
+    "--debug-output",
+    "--description",
+    "--inventory",
+    "--jaxpr",
+    "--module",
+    "--output",
+    "--profile",
+    "--sbom",
+    "--stablehlo",
+)
 """Options that name what a command writes."""
 
 

@@ -132,7 +132,8 @@ def attacked(request: pytest.FixtureRequest) -> Iterator[Attacked]:
 
 
 ANSWERS = """
-pipes = [fd for fd in range(3, 256) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)]
+open_ = [fd for fd in range(3, 256) if os.path.exists(f"/proc/self/fd/{fd}")]
+pipes = [fd for fd in open_ if stat.S_ISFIFO(os.fstat(fd).st_mode) or stat.S_ISSOCK(os.fstat(fd).st_mode)]
 worker, action = os.getppid(), os.getpid()
 if not os.fork():
     with contextlib.suppress(OSError):
@@ -182,7 +183,7 @@ for fd in os.listdir("/proc/self/fd"):
     assert ours.isdisjoint(inode for _, inode in there.values())
     assert there["0"][0] == "/dev/null"
     assert there["1"] == there["2"]
-    assert [found[0].partition(":")[0] for fd, found in there.items() if int(fd) > 2] == ["pipe"]  # its last word
+    assert [found[0].partition(":")[0] for fd, found in there.items() if int(fd) > 2] == ["socket"]  # of its report
 
 
 def test_it_has_no_privilege(attacked: Attacked) -> None:
@@ -378,13 +379,17 @@ def test_it_reaches_nobody(attacked: Attacked) -> None:
         unix.bind(str(folder / "socket"))
         (folder / "socket").chmod(0o777)
         unix.listen()
-        with socket.socket(socket.AF_UNIX) as abstract:
-            abstract.bind(f"\0{folder}")
-            abstract.listen()
+        with socket.socket(socket.AF_UNIX) as abstract, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as alike:
+            for one, name in ((abstract, folder), (alike, f"{folder}/alike")):
+                one.bind(f"\0{name}")
+                one.listen()
             told = attacked.told(f"""
 do("tcp", lambda: socket.create_connection(("127.0.0.1", {tcp.getsockname()[1]}), 5))
 do("unix", lambda: socket.socket(socket.AF_UNIX).connect("{folder}/socket"))
 do("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0{folder}"))
+open_ = [fd for fd in range(3, 256) if os.path.exists(f"/proc/self/fd/{{fd}}")]
+(report,) = [fd for fd in open_ if stat.S_ISSOCK(os.fstat(fd).st_mode)]
+do("of its report", lambda: socket.socket(fileno=os.dup(report)).connect("\\0{folder}/alike"))
 do("internet", lambda: socket.create_connection(("192.0.2.1", 80), 5))
 do("devices", lambda: [name for _, name in socket.if_nameindex()])
 def itself():
@@ -392,12 +397,15 @@ def itself():
         return True
 do("itself", itself)
 """)
+    reconnected = told.pop("of its report")
     if attacked.way != "namespaces":
+        assert reconnected.startswith(("OSError: [Errno 106]", "PermissionError"))  # it is connected
         assert {text.partition("]")[0] for text in told.values()} == {"OSError: [Errno 97"}
         return
     assert told["tcp"].startswith("ConnectionRefusedError")  # of an address of its own, to which nothing listens
     assert told["unix"].startswith("FileNotFoundError")
     assert told["abstract"].startswith("ConnectionRefusedError")
+    assert reconnected.startswith("ConnectionRefusedError")
     assert told["internet"].startswith("OSError: [Errno 101]")
     assert "lo" in told["devices"]
     assert told["itself"] is True

@@ -135,6 +135,7 @@ _EVERY = {"[--json]": "print the result as JSON on stdout"}
 _WORKERS = {
     "[--profile PROFILE]": "write the seconds of each phase to this file, as JSON",
     "[--declared DECLARED]...": "a file that Bazel expects",
+    "[--series SERIES]": "a worker may let one process do the actions with this word, one after the other",
 }
 """Options of a command that Bazel keeps a worker for."""
 

@@ -45,6 +45,13 @@ class Library:
 
 EXECUTABLE: Paths = {"serialized_executable": (1,)}
 """Where in an xla.ExecutableAndOptionsProto the platform's own message is."""
+NESTED_IN_CPU: Paths = {
+    "call_thunk.called_sequence.thunks": (3, 1, 1),
+    "conditional_thunk.branch_sequences.thunks": (4, 1, 1),
+    "while_thunk.cond_sequence.thunks": (10, 1, 1),
+    "while_thunk.body_sequence.thunks": (10, 2, 1),
+}
+"""Where in a thunk of XLA:CPU's there are others: all such places, as `examined` checks."""
 NESTED: Paths = {
     "sequential_thunk.thunks": (2, 1),
     "conditional_thunk.branch_thunks.thunks": (6, 2, 1),
@@ -123,12 +130,15 @@ JAXLIB = Library(
         "xla.ExecutableAndOptionsProto": EXECUTABLE,
         "xla.cpu.CompilationResultProto": {
             "hlo_module.hlo_module": (1, 1),
+            "hlo_module.hlo_module.id": (1, 1, 5),
             "buffer_assignment": (2,),
+            "thunk_sequence.thunks": (6, 1),
             "compiled_symbols.name": (7, 2),
             "object_files": (8,),
             "target_machine_options.cpu": (9, 2),
             "target_machine_options.features": (9, 3),
         },
+        "xla.cpu.ThunkProto": {**NESTED_IN_CPU, "info.module_id": (2, 3)},
     },
 )
 CUDA = Library(

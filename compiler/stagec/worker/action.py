@@ -1,56 +1,89 @@
-"""A forked action, from the worker's view: its output, and its end."""
+"""A fork that does the work of actions, from the worker's view: its output, and its end."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stagec.worker.place import Place
 from stagec.worker.protocol import Requests
 
 _SHOWN = 1 << 19
 """The most bytes of an action's output to show. Bazel shows nothing of a MiB or more."""
-_SAID = 1 << 16
+_SAID = _READ = 1 << 16
 ENDED = struct.Struct("iq")
-"""The template's report on an action: the status of waitpid, and the most memory that it used, in KiB."""
+"""The template's report on a fork: the status of waitpid, and the most memory that it used, in KiB."""
 
 
-class Action:
-    """The process of an action. Nothing that it says or leaves is believed: it may be the model that speaks."""
+class Process:
+    """A fork. Nothing that it says or leaves is believed: it may be the model that speaks."""
 
-    def __init__(
-        self, template: socket.socket, arguments: Sequence[str], place: Place, namespaces: Sequence[int]
-    ) -> None:
-        """Have the template fork. arguments: of the command. place, namespaces: of `Isolation.action`."""
-        self._template = template
-        self._printed, self._word = _Pipe(_SHOWN), _Pipe(_SAID)
+    def __init__(self, template: socket.socket, place: Place, namespaces: Sequence[int], for_series: bool) -> None:
+        """Have the template fork.
+
+        place, namespaces: of `Isolation.action`. for_series: whether it does the work of several actions, not of one.
+        """
+        self._template, self._place, self._for_series = template, place, for_series
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._hears, self._word = True, b""
+        self._printed: _Pipe | None = None
+        with theirs:
+            socket.send_fds(template, [b"1"], [theirs.fileno(), *namespaces])
+
+    def start(self, arguments: Sequence[str], copies: Mapping[str, bytes]) -> None:
+        """Let it begin an action. arguments: of the command. copies: files that it writes there before, by path."""
+        self._printed, self._word = _Pipe(_SHOWN), b""
+        sizes = [(path, len(content)) for path, content in copies.items()]
+        asked = json.dumps({"arguments": arguments, "place": self._place, "copies": sizes})
         request = os.memfd_create("request")
-        with open(request, "w", closefd=False, encoding="utf-8") as file:
-            json.dump({"arguments": arguments, "place": place}, file)
+        with open(request, "wb", closefd=False) as file:
+            file.writelines([asked.encode(), b"\n", *copies.values()])
         os.lseek(request, 0, os.SEEK_SET)
-        socket.send_fds(template, [b"1"], [request, self._printed.end, self._word.end, *namespaces])
-        for descriptor in (request, self._printed.end, self._word.end):
+        with contextlib.suppress(OSError):  # it may be dead: the template says so
+            socket.send_fds(self._connection, [b"1"], [request, self._printed.end])
+            if not self._for_series:
+                self._connection.shutdown(socket.SHUT_WR)
+        for descriptor in (request, self._printed.end):
             os.close(descriptor)
 
     def is_cancelled(self, requests: Requests) -> bool:
-        """Wait until the process has ended: False. True when Bazel cancels the request, or is gone, before."""
+        """Wait until the action has ended: False. True when Bazel cancels the request, or is gone, before.
+
+        An action ends with its process, and in a series with its report.
+        """
         more = False
         while not requests.cancelled(more):
-            pipes = [pipe for pipe in (self._printed, self._word) if pipe.open]
-            wanted: list[socket.socket | Requests | _Pipe] = [self._template, requests, *pipes]
+            wanted: list[socket.socket | Requests | _Pipe] = [self._template, requests]
+            wanted += [self._printed] if self._printed and self._printed.open else []
+            wanted += [self._connection] if self._hears else []
             ready, _, _ = select.select(wanted, [], [])
             if self._template in ready:
                 return False
-            for pipe in pipes:
-                if pipe in ready:
-                    pipe.read()
+            if self._printed and self._printed in ready:
+                self._printed.read()
+            if self._connection in ready:
+                self._hear()
+                if self._word and self._for_series:
+                    return False
             more = requests in ready
         return True
+
+    def reported(self, folder: str) -> Ended | None:
+        """Return how an action of a series ended; None if its process did. folder: the execution root."""
+        if not (self._for_series and self._word and self._printed):
+            return None
+        printed, self._printed = self._printed.so_far(), None
+        return Ended(0, None, printed, self._word, [folder])
+
+    def is_dead(self) -> bool:
+        """Return whether the process has ended."""
+        return bool(select.select([self._template], [], [], 0)[0])
 
     def end(self, folder: str) -> Ended:
         """Wait for the end of the process; its descendants must be dead. folder: the execution root."""
@@ -58,7 +91,20 @@ class Action:
         if len(message) < ENDED.size:
             raise RuntimeError("the process that imports packages died")
         how, kibibytes = ENDED.unpack(message)
-        return Ended(how, kibibytes * 1024, self._printed.rest(), self._word.rest(), [folder])
+        while self._hears:
+            self._hear()
+        self._connection.close()
+        printed = self._printed.rest() if self._printed else b""
+        return Ended(how, kibibytes * 1024, printed, self._word, [folder])
+
+    def _hear(self) -> None:
+        """Wait for its report; only the last is kept."""
+        try:
+            word = self._connection.recv(_SAID)
+        except OSError:  # it died before it had read what it was asked for
+            word = b""
+        self._hears = bool(word)
+        self._word = word or self._word
 
 
 class Ended:
@@ -68,17 +114,23 @@ class Ended:
     output: its output, and the undeclared files that it looked for. memory: the most bytes that it used.
     """
 
-    def __init__(self, how: int, memory: int, printed: bytes, word: bytes, folders: Sequence[str]) -> None:
-        """how: waitpid's status. word: the action's own report. folders: possible places of undeclared files."""
+    def __init__(self, how: int, memory: int | None, printed: bytes, word: bytes, folders: Sequence[str]) -> None:
+        """how: waitpid's status. memory: None for that of the report. word: the action's own report.
+
+        folders: possible places of undeclared files.
+        """
         self._how = how
-        self.memory = memory
+        self.memory = memory or 0
         self.output = printed.decode("utf-8", "replace")
         self.status = None
         try:
             said = json.loads(word)
         except (ValueError, RecursionError):
             return
-        status, missed = (said.get(name) for name in ("status", "missed")) if isinstance(said, dict) else (None, None)
+        names = ("status", "missed", "memory")
+        status, missed, kibibytes = map(said.get, names) if isinstance(said, dict) else (None, None, None)
+        if memory is None and isinstance(kibibytes, int):
+            self.memory = kibibytes * 1024
         if how == 0 and isinstance(status, int) and 0 <= status < 256:
             self.status = status
         if self.status and isinstance(missed, list):
@@ -139,17 +191,27 @@ class _Pipe:
 
     def read(self) -> None:
         """Wait for more."""
-        more = os.read(self._descriptor, 1 << 16)
+        more = os.read(self._descriptor, _READ)
         self.open = bool(more)
         self._data += more
         if len(self._data) > 2 * self._kept:
             self._left_out += len(self._data) - self._kept
             del self._data[: -self._kept]
 
+    def so_far(self) -> bytes:
+        """Return the end of all that was written; another process may have the other end, and write on."""
+        for _ in range(self._kept // _READ):
+            if self.open and select.select([self], [], [], 0)[0]:
+                self.read()
+        return self._end()
+
     def rest(self) -> bytes:
         """Wait for what is left until all have closed the other end, and return the end of all."""
         while self.open:
             self.read()
+        return self._end()
+
+    def _end(self) -> bytes:
         os.close(self._descriptor)
         left_out = self._left_out + max(0, len(self._data) - self._kept)
         start = f"... {left_out:,} bytes are not shown ...\n".encode() if left_out else b""

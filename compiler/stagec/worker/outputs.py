@@ -1,4 +1,4 @@
-"""Hand over the outputs of an action: the requested files, and nothing else."""
+"""Hand over the inputs of an action, and its outputs: the requested files, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def check(outputs: Sequence[str], inputs: Sequence[str]) -> None:
 def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
     """Copy the outputs that are there to the same paths below `folder`.
 
-    files: a descriptor of the folder that the action could write to, whose BELOW it worked in; its processes are dead.
+    files: a descriptor of the folder that the action could write to, whose BELOW it worked in. Its processes are dead;
+    only that of a series can still write there, and what it writes meanwhile may be taken.
     Raises NotHandedOver for an output that is not a plain file of the action's, for a link may lead anywhere; and for
     one that the disk does not take.
     """
@@ -55,14 +56,15 @@ def _copy(source: int, target: str) -> None:
     temporary = f"{folder}/.{name}.part"  # one action alone writes an output
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
-        for start, end in _data(source):
+        size = os.fstat(source).st_size
+        for start, end in _data(source, size):
             at = os.lseek(descriptor, start, os.SEEK_SET)
             while at < end:
                 copied = os.sendfile(descriptor, source, at, end - at)
                 if not copied:
                     raise OSError(errno.EIO, "the file became shorter")
                 at += copied
-        os.ftruncate(descriptor, os.fstat(source).st_size)
+        os.ftruncate(descriptor, size)
         os.fchmod(descriptor, 0o644)
         os.replace(temporary, target)
     except BaseException:
@@ -72,18 +74,30 @@ def _copy(source: int, target: str) -> None:
         os.close(descriptor)
 
 
-def _data(descriptor: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each part of a file that is not a hole."""
+def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each part of a file that is not a hole. size: of the file; it may grow meanwhile."""
     end = 0
-    while True:
+    while end < size:
         try:
             start = os.lseek(descriptor, end, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:  # there is no more
                 return
             raise
-        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        end = min(os.lseek(descriptor, start, os.SEEK_HOLE), size)
         yield start, end
+
+
+def contents(paths: Sequence[str], most: int) -> dict[str, bytes] | None:
+    """Return the content of files by path; None if one is not a plain file, or if they have more bytes than `most`."""
+    states_of = [os.stat(path) for path in paths]
+    if sum(state.st_size for state in states_of) > most or not all(stat.S_ISREG(state.st_mode) for state in states_of):
+        return None
+    read: dict[str, bytes] = {}
+    for path in paths:
+        with open(path, "rb") as file:
+            read[path] = file.read(most)
+    return read
 
 
 def states(folder: str, paths: Sequence[str]) -> dict[str, tuple[int, ...]]:

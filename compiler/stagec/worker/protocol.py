@@ -6,6 +6,7 @@ The messages are those of src/main/protobuf/worker_protocol.proto of Bazel; each
 from __future__ import annotations
 
 import os
+import select
 from dataclasses import dataclass
 
 from stagec.core.data import wire
@@ -59,6 +60,10 @@ class Requests:
             if not self._receive():
                 return None
         return request
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether there is something to read; wait for it, at the most so long."""
+        return bool(self._buffer or select.select([self], [], [], seconds)[0])
 
     def fileno(self) -> int:
         """Return the descriptor, for select."""

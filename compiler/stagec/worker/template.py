@@ -2,8 +2,8 @@
 
 It is where the worker started it (place.py), and each fork enters the place of its action before it does anything.
 It imports packages and the compiler, never a model, and starts no XLA client: a fork after that would wait for threads
-that it does not have. So an action starts with what a new process has after its imports, and what it does is gone when
-it has ended.
+that it does not have. So a fork starts with what a new process has after its imports, and what it does is gone when it
+has ended. It does the work of one action, or of a series (server.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import gc
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Sequence
 
@@ -19,7 +20,7 @@ from stagec.worker import confinement, syscalls, work
 from stagec.worker.action import ENDED
 from stagec.worker.place import Place, keep_open
 
-_DESCRIPTORS = 6
+_NAMESPACES = 3
 
 
 def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequence[str]], int]) -> int:
@@ -39,15 +40,18 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
     gc.freeze()
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 1, _DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(connection, 1, 1 + _NAMESPACES)
         if not message:
             return 0
-        request, printed, said, *namespaces = descriptors
+        requests, *namespaces = descriptors
         if namespaces:
             syscalls.setns(namespaces[0], syscalls.CLONE_NEWPID)
         child = os.fork()
         if not child:
-            work.do(said, functools.partial(_act, request, printed, namespaces[1:], said, run))
+            try:
+                _Process(socket.socket(fileno=requests), namespaces[1:], run).serve()
+            finally:  # whatever the model did to stdout
+                os._exit(0)
         if namespaces:
             syscalls.setns(own, syscalls.CLONE_NEWPID)
         for descriptor in descriptors:
@@ -56,27 +60,58 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
         connection.sendall(ENDED.pack(how, usage.ru_maxrss))
 
 
-def _act(
-    request: int,
-    printed: int,
-    namespaces: Sequence[int],
-    said: int,
-    run: Callable[[Sequence[str]], int],
-    missed: set[str],
-) -> int:
-    """Run an action in this process. It prints into one descriptor and keeps `said`."""
-    gc.enable()
-    for descriptor in (1, 2):
-        os.dup2(printed, descriptor)
-    with open(request, encoding="utf-8") as file:
-        asked = json.load(file)
-    place = Place(*asked["place"])
-    place.enter(namespaces)
-    keep_open(said)
-    if place.working is not None:
-        os.chdir(place.working)
-    confinement.confine(place.written, place.read, place.group is not None)
-    if place.working is not None:
-        work.note_missed(missed, place.working, elsewhere=True)
-    work.tell_crashes()
-    return run(asked["arguments"])
+class _Process:
+    """A fork. It works in the place of its first action. What an action prints goes to a descriptor of the action's."""
+
+    def __init__(self, requests: socket.socket, namespaces: Sequence[int], run: Callable[[Sequence[str]], int]) -> None:
+        self._requests, self._namespaces, self._run = requests, namespaces, run
+        self._place: Place | None = None
+        self._missed = set[str]()
+
+    def serve(self) -> None:
+        """Run the actions that the worker asks for, one after the other, and report on each; return after the last."""
+        while True:
+            _, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)
+            if not descriptors:
+                return
+            request, printed = descriptors
+            for descriptor in (1, 2):
+                os.dup2(printed, descriptor)
+            os.close(printed)
+            self._requests.send(work.report(functools.partial(self._act, request), self._missed))
+            # XLA's client for the last action, with its threads and 12 MB, is in a cycle. Nobody waits for this.
+            gc.collect()
+
+    def _act(self, request: int) -> int:
+        with open(request, "rb") as file:
+            asked, contents = json.loads(file.readline()), file.read()
+        if self._place is None:
+            self._enter(Place(*asked["place"]))
+        else:
+            _clear()
+        start = 0
+        for path, size in asked["copies"]:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            with open(path, "wb") as copy:
+                copy.write(contents[start : start + size])
+            start += size
+        return self._run(asked["arguments"])
+
+    def _enter(self, place: Place) -> None:
+        gc.enable()
+        self._place = place
+        place.enter(self._namespaces)
+        keep_open(self._requests.fileno())
+        if place.working is not None:
+            os.chdir(place.working)
+        confinement.confine(place.written, place.read, place.group is not None)
+        if place.working is not None:
+            work.note_missed(self._missed, place.working, elsewhere=True)
+        work.tell_crashes()
+
+
+def _clear() -> None:
+    """Remove what the last action left in the working directory."""
+    with os.scandir() as entries:
+        for entry in list(entries):
+            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)

@@ -1,4 +1,4 @@
-"""Do the work of an action in its own process, and report facts that its parent cannot see at the end."""
+"""Do the work of an action in its own process, and report facts that its parent cannot see."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import faulthandler
 import json
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from stagec.worker.root import FOLDER
 
@@ -17,26 +18,24 @@ _MOST = 100
 _OF_THE_MACHINE = (FOLDER, "/dev/", "/etc/", "/proc/", "/sys/", "/tmp/", "/usr/", "/var/")
 
 
-def do(said: int, action: Callable[[set[str]], int]) -> NoReturn:
-    """Run an action and end this process; report its exit status and missing files on a descriptor.
+def report(action: Callable[[], int], missed: set[str]) -> bytes:
+    """Run an action; return its exit status, the files that it missed, and this process's memory, for its parent.
 
-    action: gets a set for those files (`note_missed` fills it), and returns the status.
+    action: returns the status. missed: those files, which `note_missed` adds; it is empty afterwards.
     """
-    status, missed = 1, set[str]()
+    status = 1
     try:
-        status = action(missed)
+        status = action()
     except SystemExit as error:  # argparse
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:  # noqa: BLE001 - it is reported, and 1 is the status
         traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            paths = [path for path in sorted(missed) if not (os.path.isabs(path) and _is_read(path))]
-            os.write(said, json.dumps({"status": status, "missed": paths}).encode())
-        finally:  # whatever the model did to stdout
-            os._exit(0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    paths = [path for path in sorted(missed) if not (os.path.isabs(path) and _is_read(path))]
+    missed.clear()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return json.dumps({"status": status, "missed": paths, "memory": memory}).encode()
 
 
 def _is_there(path: str, state: Callable[[str], object] = os.lstat) -> bool:

@@ -3,6 +3,7 @@
 Differences in XLA's own bytes, and the fixes here:
 
 - Objects and symbols are stored in the order in which threads finished: both lists are sorted (`canonicalize`).
+- XLA numbers the modules of a process: the number is left out, as it is for the first one (`canonicalize`).
 - Tiny loops are hoisted into kernels whose arguments have the order of a hash table: its seed is fixed (`hash_seeds`).
 - Code depends on the size of XLA's thread pool and on the cores that it may use: both are the target's `parallelism`
   (`prepare_process`, `cores`).
@@ -41,6 +42,7 @@ _LIBRARY = "libjax_common.so"  # where jaxlib has LLVM and XLA
 
 _RESULT = known_builds.EXECUTABLE["serialized_executable"]
 _FIELDS = known_builds.JAXLIB.messages["xla.cpu.CompilationResultProto"]
+_THUNK = known_builds.JAXLIB.messages["xla.cpu.ThunkProto"]
 _SYMBOL_NAMES, _OBJECTS = _FIELDS["compiled_symbols.name"], _FIELDS["object_files"]
 _CPU, _FEATURES = _FIELDS["target_machine_options.cpu"], _FIELDS["target_machine_options.features"]
 
@@ -159,7 +161,8 @@ def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
 def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
     """Return the bytes of a serialized XLA:CPU executable with everything from the build machine in a fixed form.
 
-    Objects and symbols are sorted. The features, LLVM's names, are those that XLA looks for on the machine that loads.
+    Objects and symbols are sorted. The module and the thunks have no number of the module: XLA shows it in traces.
+    The features, LLVM's names, are those that XLA looks for on the machine that loads.
     Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto.
     """
     head, body = wire.delimited(serialized)
@@ -169,9 +172,17 @@ def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
     listed = ",".join(f"+{name}" for name in sorted(features) if "avx512" not in name).encode()
 
     def result(message: bytes) -> bytes:
-        return wire.edit(wire.sort_repeated(message, ordered), _FEATURES, lambda _: listed)
+        message = wire.without(wire.sort_repeated(message, ordered), _FIELDS["hlo_module.hlo_module.id"])
+        message = wire.edit(message, _FIELDS["thunk_sequence.thunks"], _without_number)
+        return wire.edit(message, _FEATURES, lambda _: listed)
 
     return head + wire.edit(body, _RESULT, result)
+
+
+def _without_number(thunk: bytes) -> bytes:
+    for path in known_builds.NESTED_IN_CPU.values():
+        thunk = wire.edit(thunk, path, _without_number)
+    return wire.without(thunk, _THUNK["info.module_id"])
 
 
 def stored_cpu_name(serialized: bytes) -> str:

@@ -99,6 +99,12 @@ def edit(message: bytes, path: Sequence[int], change: Callable[[bytes], bytes]) 
     )
 
 
+def without(message: bytes, path: Sequence[int]) -> bytes:
+    """Return the message without the records at a path of fields."""
+    *above, last = path
+    return edit(message, above, lambda part: b"".join(r.encode() for r in records(part) if r.field != last))
+
+
 def sort_repeated(message: bytes, fields: frozenset[int]) -> bytes:
     """Return the message with the records of each of `fields` sorted by their bytes; all others keep their place."""
     rows = [(r.field, r.encode()) for r in records(message)]

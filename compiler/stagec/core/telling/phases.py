@@ -73,7 +73,8 @@ def report(command: str, artifact: str) -> str:
     """Stop the recording; return it as JSON.
 
     format, kind: 1, "profile". command, artifact: the command of stagec, and the name of its artifact.
-    started: when, in seconds since 1970. seconds: from then to now. max_rss: bytes of memory, at the most.
+    started: when, in seconds since 1970. seconds: from then to now. max_rss: the most bytes of memory that this process
+    has had; it may have done other actions before.
     phases: [phase, start, seconds] in the order of time; a start is in seconds after `started`.
     """
     recorder = _current.get()
