@@ -40,15 +40,13 @@ class Process:
         """Let it begin an action. arguments: of the command. copies: files that it writes there before, by path."""
         self._printed, self._word = _Pipe(_SHOWN), b""
         sizes = [(path, len(content)) for path, content in copies.items()]
-        asked = json.dumps({"arguments": arguments, "place": self._place, "copies": sizes})
+        asked = {"arguments": arguments, "place": self._place, "copies": sizes, "goes_on": self._for_series}
         request = os.memfd_create("request")
         with open(request, "wb", closefd=False) as file:
-            file.writelines([asked.encode(), b"\n", *copies.values()])
+            file.writelines([json.dumps(asked).encode(), b"\n", *copies.values()])
         os.lseek(request, 0, os.SEEK_SET)
         with contextlib.suppress(OSError):  # it may be dead: the template says so
             socket.send_fds(self._connection, [b"1"], [request, self._printed.end])
-            if not self._for_series:
-                self._connection.shutdown(socket.SHUT_WR)
         for descriptor in (request, self._printed.end):
             os.close(descriptor)
 

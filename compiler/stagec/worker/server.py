@@ -13,8 +13,8 @@ target, which run no code of a model. XLA takes less CPU time if it has just com
 gets copies of its inputs. It ends with the series, if an action fails, if it has much memory, or if Bazel asks for
 nothing.
 
-The sources of the compiler and the digest of the
-packages are in the key by which Bazel keeps workers (rules/toolchain.bzl): when they change, another worker is started.
+The sources of the compiler and the digest of the packages are in the key by which Bazel keeps workers
+(rules/toolchain.bzl): when they change, another worker is started.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class _Process:
     def __init__(self, requests: socket.socket, namespaces: Sequence[int], run: Callable[[Sequence[str]], int]) -> None:
         self._requests, self._namespaces, self._run = requests, namespaces, run
         self._place: Place | None = None
+        self._goes_on = False
         self._missed = set[str]()
 
     def serve(self) -> None:
@@ -79,12 +80,15 @@ class _Process:
                 os.dup2(printed, descriptor)
             os.close(printed)
             self._requests.send(work.report(functools.partial(self._act, request), self._missed))
+            if not self._goes_on:
+                return
             # XLA's client for the last action, with its threads and 12 MB, is in a cycle. Nobody waits for this.
             gc.collect()
 
     def _act(self, request: int) -> int:
         with open(request, "rb") as file:
             asked, contents = json.loads(file.readline()), file.read()
+        self._goes_on = asked["goes_on"]
         if self._place is None:
             self._enter(Place(*asked["place"]))
         else:
