@@ -289,6 +289,22 @@ def test_a_sandbox_makes_the_same_bytes(built: Workspace) -> None:
     assert {name: built.output(name).read_bytes() for name in names} == made
 
 
+def test_processes_of_their_own_make_the_same_bytes(built: Workspace) -> None:
+    made = {name: built.output(f"{name}.xla").read_bytes() for name in EXECUTABLES}
+    series = {built.output(f"{name}.xla-0.params").read_text().partition("--series\n")[2] for name in EXECUTABLES}
+    assert {text.splitlines()[0] for text in series} == {"//models models/models.toml cpu"}
+    with built.broken("models/BUILD", "aot_manifest(\n", 'aot_manifest(\n    isolation = "function",\n'):
+        compiled = [("StagecCompile", name) for name in EXECUTABLES]
+        assert built.build() == compiled  # to the same files, so there is nothing to bundle
+        assert {name: built.output(f"{name}.xla").read_bytes() for name in EXECUTABLES} == made
+        assert not any("--series" in built.output(f"{name}.xla-0.params").read_text() for name in EXECUTABLES)
+
+
+def test_a_wrong_isolation(built: Workspace) -> None:
+    with built.broken("models/BUILD", "aot_manifest(\n", 'aot_manifest(\n    isolation = "none",\n'):
+        assert "has to be one of 'function' or 'manifest' instead of 'none'" in built.refusal("//models")
+
+
 ALONE = ("--strategy=StagecExport=sandboxed",)
 """Options of a build that traces without a worker, as it does where the system does not let workers isolate actions."""
 

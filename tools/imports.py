@@ -41,7 +41,9 @@ PACKAGES: Mapping[str, Package] = {
         "stages worker",
         "numpy",
     ),
-    "worker": _package("Bazel's persistent worker: its messages, the forks that do the actions, what a fork may see", "core"),
+    "worker": _package(
+        "Bazel's persistent worker: its messages, the forks that do the actions, what a fork may see", "core"
+    ),
     "reports": _package(
         "what people ask of artifacts: inspect, stub, diff, explain, profile, report, baseline, timeline, reproduce, "
         "autotune",
