@@ -98,7 +98,7 @@ def test_verify_tells_of_each_check(material: Path) -> None:
     )
 
 
-UNSIGNED = "An unsigned bundle is code of the person who gave it to you."
+UNSIGNED = "An unsigned bundle is code from the person who gave it to you."
 
 
 def test_without_a_key_a_bundle_is_intact_and_not_verified(folder: Path, zoo: Path) -> None:

@@ -244,7 +244,7 @@ def test_where_it_comes_from_and_who_signed(bundle: Path, tmp_path: Path) -> Non
     checked("report", copy, "--output", page, "--statement", statement)
     text = page.read_text()
     assert "tests/zoo.toml, sha256 " in text
-    assert "none was given. An unsigned bundle is code of the person who gave it to you." in text
+    assert "none was given. An unsigned bundle is code from the person who gave it to you." in text
     envelope = Path(f"{copy}.dsse.json")
     checked("sign", "--statement", statement, "--output", envelope, "--key", private, copy)
     checked("report", copy, "--output", page)

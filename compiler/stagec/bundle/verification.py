@@ -15,7 +15,7 @@ from stagec.core.telling.refusal import LoadError
 
 VERIFIED, INTACT, REFUSED = "verified", "intact", "refused"
 """Verdicts: enough of the keys signed it; not damaged, but no signature was checked; neither."""
-UNSIGNED = "An unsigned bundle is code of the person who gave it to you."
+UNSIGNED = "An unsigned bundle is code from the person who gave it to you."
 """The limit of "intact": someone who changes a bundle can also compute its digests again."""
 STATUS = {VERIFIED: 0, REFUSED: 1, INTACT: 3}
 """Exit statuses of the command: a script must not mix them up."""

@@ -42,7 +42,7 @@ _LIBRARY = "libjax_common.so"  # where jaxlib has LLVM and XLA
 
 _RESULT = known_builds.EXECUTABLE["serialized_executable"]
 _FIELDS = known_builds.JAXLIB.messages["xla.cpu.CompilationResultProto"]
-_THUNK = known_builds.JAXLIB.messages["xla.cpu.ThunkProto"]
+_INFO, _NUMBER = known_builds.JAXLIB.messages["xla.cpu.ThunkProto"]["info.module_id"]
 _SYMBOL_NAMES, _OBJECTS = _FIELDS["compiled_symbols.name"], _FIELDS["object_files"]
 _CPU, _FEATURES = _FIELDS["target_machine_options.cpu"], _FIELDS["target_machine_options.features"]
 
@@ -180,9 +180,16 @@ def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
 
 
 def _without_number(thunk: bytes) -> bytes:
-    for path in known_builds.NESTED_IN_CPU.values():
-        thunk = wire.edit(thunk, path, _without_number)
-    return wire.without(thunk, _THUNK["info.module_id"])
+    def edited(record: wire.Record) -> bytes:
+        payload = record.payload
+        if record.field == _INFO:
+            payload = wire.without(payload, [_NUMBER])
+        for first, *rest in known_builds.NESTED_IN_CPU.values():
+            if record.field == first:
+                payload = wire.edit(payload, rest, _without_number)
+        return record._replace(payload=payload).encode()
+
+    return b"".join(map(edited, wire.records(thunk)))  # a large program has thousands
 
 
 def stored_cpu_name(serialized: bytes) -> str:
