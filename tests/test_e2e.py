@@ -292,7 +292,10 @@ def test_a_sandbox_makes_the_same_bytes(built: Workspace) -> None:
 def test_processes_of_their_own_make_the_same_bytes(built: Workspace) -> None:
     made = {name: built.output(f"{name}.xla").read_bytes() for name in EXECUTABLES}
     series = {built.output(f"{name}.xla-0.params").read_text().partition("--series\n")[2] for name in EXECUTABLES}
-    assert {text.splitlines()[0] for text in series} == {"//models models/models.toml cpu"}
+    (word,) = {text.splitlines()[0] for text in series}
+    package, manifest, target = word.split(" ", 2)
+    assert (package, manifest) == ("//models", "models/models.toml")
+    assert json.loads(target) == json.loads(built.output("models.gelu.cpu.spec.json").read_text())["target"]
     with built.broken("models/BUILD", "aot_manifest(\n", 'aot_manifest(\n    isolation = "function",\n'):
         compiled = [("StagecCompile", name) for name in EXECUTABLES]
         assert built.build() == compiled  # to the same files, so there is nothing to bundle

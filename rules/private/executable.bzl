@@ -27,11 +27,14 @@ def has_autotuning(spec):
     return bool(json.decode(spec)["target"].get("autotuning"))
 
 def _series(ctx, platform):
-    """The word of all executables that one process may compile, one after the other; "" for a process of its own."""
+    """What all executables have in common that one process may compile, one after the other; "" for a process of its own.
+
+    It has the whole target: a process may outlive an edit of the manifest.
+    """
     if ctx.attr.isolation == "function" or PLUGINS[platform]:
         return ""
     spec = json.decode(ctx.attr.spec)
-    return "%s %s %s" % (_label_of(ctx.label).rpartition(":")[0], spec["manifest"], spec["target"]["name"])
+    return "%s %s %s" % (_label_of(ctx.label).rpartition(":")[0], spec["manifest"], json.encode(spec["target"]))
 
 def _label_of(target):
     """The label as its user writes it: without the marks of the main repository, which are another's in each Bazel."""
