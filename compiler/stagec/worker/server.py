@@ -1,4 +1,4 @@
-"""Answer Bazel's requests, each with a new process that sees the inputs of its request and nothing else.
+"""Answer Bazel's requests with processes that see the inputs of a request and nothing else.
 
     Bazel --requests--> worker --"fork into these namespaces"--> template --fork--> process
           <-responses--        <--------"it has ended"---------                       ^
@@ -10,8 +10,8 @@ model can do is to fail, or to make another artifact of itself.
 
 A process does one action, or those of a series, one after the other: compilations of functions of one manifest for one
 target, which run no code of a model. XLA takes less CPU time if it has just compiled another function. Such a process
-gets copies of its inputs. It ends with the series, if an action fails, if it has much memory, or if Bazel asks for
-nothing.
+gets copies of its inputs, and lives on while the worker takes its outputs. It ends with the series, if an action fails,
+if it has much memory, or if Bazel asks for nothing.
 
 The sources of the compiler and the digest of the packages are in the key by which Bazel keeps workers
 (rules/toolchain.bzl): when they change, another worker is started.
