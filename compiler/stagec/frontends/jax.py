@@ -106,12 +106,11 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
         # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
         with jax.sharding.use_abstract_mesh(_mesh(spec)):
             return pytrees.serialize(exported, spec.vjp_order)
-    except Exception as error:
-        if spec.vjp_order:  # of the vector-Jacobian product alone
-            with jax.sharding.use_abstract_mesh(_mesh(spec)):
-                jaxpr = callbacks.vjp_jaxpr(jitted, args, kwargs, spec.vjp_order)
-            if problems := callbacks.problems(spec, jaxpr):
-                raise StagecError(*problems) from error
+    except Exception as error:  # for a callback in the vector-Jacobian product, or one that has its effect alone
+        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+            jaxpr = callbacks.vjp_jaxpr(jitted, args, kwargs, spec.vjp_order)
+        if problems := callbacks.problems(spec, jaxpr):
+            raise StagecError(*problems) from error
         raise spec.problem("", f"cannot be serialized: {user_code.displayed(str(error))}") from error
 
 

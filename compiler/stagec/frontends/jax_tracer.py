@@ -19,6 +19,7 @@ from jax._src import config, core, mesh
 from jax.extend import source_info_util
 
 from stagec.core.builds.specs import CompilerOption
+from stagec.core.telling.errors import StagecError
 from stagec.frontends import callbacks, evaluation, exporting, forwarding, kernels, updates
 from stagec.frontends.jit import Arguments, Run, Traced, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree
@@ -148,14 +149,16 @@ class JaxTracer:
                 else:
                     exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
                     exported = exporter(*args, **kwargs)
+            if not newest:
+                trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
+                check("", traced.fun_name, trees)
+            return _ours(exported, self._host_callbacks, self._parameters)
+        except StagecError:
+            raise
         except Exception as error:
             if refusals := callbacks.sentences(traced.jaxpr.jaxpr, platforms, traced.fun_name):
                 raise NotImplementedError("\n".join(refusals)) from error
             raise
-        if not newest:
-            trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
-            check("", traced.fun_name, trees)
-        return _ours(exported, self._host_callbacks, self._parameters)
 
     def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[Any]) -> tuple[Run, Any]:
         traced = self.trace(args, kwargs)

@@ -96,7 +96,8 @@ def library(frames: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
         if is_users(name):
             return None
         inside = _INSTALLED.sub("", name)
-        if inside != name and not inside.startswith(("jax/", "jaxlib/")):
+        ours = name.startswith(_OURS + os.sep)  # pip installs stagec beside the libraries
+        if inside != name and not ours and not inside.startswith(("jax/", "jaxlib/")):
             return Path(inside).parts[0].removesuffix(".py"), f"{inside}:{line}"
     return None
 
