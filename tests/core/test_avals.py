@@ -11,9 +11,16 @@ from collections.abc import Callable
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from stagec.core.sizes.avals import DTYPES, Aval, AvalError, dimension_variables, evaluate_shape, parse_aval
+from stagec.core.sizes.avals import (
+    DTYPES,
+    NOT_EXPORTABLE,
+    Aval,
+    AvalError,
+    dimension_variables,
+    evaluate_shape,
+    parse_aval,
+)
 from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate, parse, parse_constraint
-from stagec.manifest.values import NOT_EXPORTABLE
 
 EXAMPLE = 'write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)'
 

@@ -1,16 +1,19 @@
 """What JAX traces and no artifact holds is refused with what to write instead."""
 
+import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import stagec
 from tests.frontends.exporting import export, spec
 
 MODEL = """
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas
+from jax.experimental import checkify, pallas
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend import random
 
@@ -86,6 +89,32 @@ def dependent(x):
     return lax.platform_dependent(x, tpu=kernel, default=lambda x: x * 2)
 
 
+def narrow(x):
+    return x.astype(jnp.int2)
+
+
+def narrow_inside(x):
+    return x.astype(jnp.int2).astype(jnp.int4)
+
+
+def given_narrow():
+    return (jnp.zeros(4, jnp.uint2),)
+
+
+def checks(x):
+    checkify.check(x.sum() > 0, "too small: {}", x)
+    return x
+
+
+def gives_error(x):
+    return checkify.checkify(checks)(x)
+
+
+def inspects(x):
+    jax.debug.inspect_array_sharding(x, callback=print)
+    return x
+
+
 def interrupted(x):
     raise KeyboardInterrupt
 
@@ -93,6 +122,9 @@ def interrupted(x):
 REFERENCE = "  a program takes and gives arrays: make the reference inside, jax.new_ref(x), and return ref[...]\n"
 KEY = "of an implementation of your own (key<mine>)\n  pass its words, jax.random.key_data(key), and write "
 KEY += "jax.random.wrap_key_data(words, impl=...) inside\n"
+CHECKS = "  an error of checkify has messages and call stacks of the process that traced it:\n"
+CHECKS += "  return what it checks as a result instead, such as x.sum() > 0 or jnp.isfinite(x).all()\n"
+NARROW = "which jax.export has not in its format\n  take and return {0}int4, and convert inside: x.astype(jnp.{0}int2)\n"
 REFUSED = {
     "reads given_reference": f"functions.f.avals: model:given_reference returned a mutable reference\n{REFERENCE}",
     "gives_reference": REFERENCE,
@@ -100,6 +132,13 @@ REFUSED = {
     "  order operations inside one program; take and return only arrays\n",
     "own_key": f"functions.f: a result is a PRNG key {KEY}",
     "draws given_key": f"functions.f: an argument is a PRNG key {KEY}",
+    "narrow": f"functions.f: a result is int2, {NARROW.format('')}",
+    "reads given_narrow": f"functions.f: an argument is uint2, {NARROW.format('u')}"
+    f"pkg/m.toml: functions.f: a result is uint2, {NARROW.format('u')}",
+    "checks": CHECKS,
+    "gives_error": "[0] is a jaxlib._jax.Traceback, which means nothing in another process\n" + CHECKS,
+    "inspects": "functions.f: model.py:103: a host callback (inspect_sharding) cannot be built ahead of time\n"
+    '  write host_callbacks = "drop" to build the function without it, or take it out\n',
     "partitioned": "  custom_partitioning asks a Python function while XLA partitions, and an artifact holds none:\n"
     "  write jax.shard_map over the mesh, or jax.lax.with_sharding_constraint\n",
     "dependent": "  JAX lowers a function, and each branch of lax.platform_dependent, for all of its platforms,\n"
@@ -129,9 +168,19 @@ def test_what_to_write_instead(model: Path, function: str) -> None:
     assert said.endswith(REFUSED[function])
 
 
-@pytest.mark.parametrize("function", ["uses_reference", "dependent", "partitioned"])
+@pytest.mark.parametrize("function", ["uses_reference", "dependent", "partitioned", "narrow_inside"])
 def test_what_an_artifact_holds(model: Path, function: str) -> None:
     assert export(model, spec(entry=f"model:{function}", args=["f32[4]"]))[:2] == (0, "")
+
+
+@pytest.mark.parametrize("name", ["token", "own_key", "narrow"])
+def test_jit_says_the_same(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.syspath_prepend(str(model))
+    function = getattr(importlib.import_module("model"), name)
+    what, write = REFUSED[name].removeprefix("functions.f: ").splitlines()
+    with pytest.raises(TypeError) as error:
+        stagec.jit(function)(np.ones(4, np.float32))
+    assert str(error.value) == f"{name}: {what}; {write.strip()}"
 
 
 def test_an_interrupt_is_no_mistake_of_the_model(model: Path) -> None:

@@ -1,7 +1,10 @@
 """Callbacks into Python, wherever they are in a function: the message has the line of each."""
 
 import functools
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -109,6 +112,11 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "buffer",
     ),
     "debug.callback": (lambda x: (jax.debug.callback(lambda a: None, x), x)[1], "debug_callback", '"debug.callback"'),
+    "inspect": (
+        lambda x: (jax.debug.inspect_array_sharding(x, callback=lambda _: None), x)[1],  # inspect
+        "inspect_sharding",
+        "inspect",
+    ),
     "jit": (jax.jit(pure), "pure_callback", "here"),
     "jit in jit": (jax.jit(lambda x: jax.jit(printed)(x) * 2), "debug_print", "print"),
     "ordered in jit": (jax.jit(ordered), "io_callback", "ordered"),
@@ -228,6 +236,44 @@ def test_the_library_is_told_and_the_line_that_led_to_it(name: str) -> None:
         'its checks then give NaN where they fail; with "off" it checks nothing\n'
         '  host_callbacks="drop" would not help: this callback has results'
     )
+
+
+INSTALLED = """\
+import equinox, jax, numpy, stagec
+
+def printed(x):
+    jax.debug.callback(lambda v: None, x)
+    return x
+
+def checked(x):
+    return equinox.error_if(x, x.sum() > 0, "too large")
+
+for _ in range(2):  # before and after the first message of the process
+    for function in (printed, checked, lambda x: jax.jit(checked)(x) + 1):
+        try:
+            stagec.jit(function)(numpy.ones(3, numpy.float32))
+        except NotImplementedError as error:
+            print(error)
+"""
+
+
+def test_stagec_itself_is_no_library_that_calls_back(tmp_path: Path) -> None:
+    """It is in the folder of packages, as pip installs it, and its frames are in each call stack that JAX keeps."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "stagec").symlink_to(Path(stagec.__file__).parent)
+    (tmp_path / "model.py").write_text(INSTALLED)
+    path = os.pathsep.join([str(tmp_path / "site-packages"), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, "model.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    drop = '  write host_callbacks="drop" to build the function without it, or take it out\n'
+    version = f"equinox {metadata.version('equinox')}"
+    told = re.sub(r"(?<=\(equinox/)\w+\.py:[0-9]+", "FILE", done.stdout)
+    of_equinox = [text.partition("(equinox/FILE)")[0] for text in told.splitlines() if "equinox" in text]
+    assert of_equinox == [f"model.py:8: a host callback (pure_callback) of {version} "] * 4
+    assert told.count('  set os.environ["EQX_ON_ERROR"] = "nan"') == 4
+    assert told.count(f"model.py:4: a host callback (debug_callback) cannot be built ahead of time\n{drop}") == 2
+    assert "stagec" not in told
 
 
 def says(x: Any, *, aloud: bool) -> Any:

@@ -12,10 +12,9 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from stagec.core.sizes.avals import DTYPES
+from stagec.core.sizes.avals import DTYPES, NOT_EXPORTABLE
 from stagec.manifest import load_manifest, plan, schema
 from stagec.manifest.models import CpuTarget, CudaTarget, Document, Function, Header, Mesh, TpuTarget, Variant
-from stagec.manifest.values import NOT_EXPORTABLE
 
 ROOT = Path(__file__).absolute().parents[2]
 EXAMPLES = sorted(

@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 
-from stagec.core.builds.specs import FunctionSpec
+from stagec.core.sizes.avals import DTYPES, NOT_EXPORTABLE
 from stagec.core.telling.errors import StagecError
+from stagec.frontends.pytrees import CHECKS
 from stagec.pjrt.jax_arrays import KEYS
 
 REFERENCE = "a program takes and gives arrays: make the reference inside, jax.new_ref(x), and return ref[...]"
 _WRITE = {
+    "checkify.check which was not functionalized": CHECKS,
     "mutable array reference": REFERENCE,
     "primitives that require devices to be present": (
         "custom_partitioning asks a Python function while XLA partitions, and an artifact holds none:\n"
@@ -24,6 +26,7 @@ _WRITE = {
     ),
 }
 """The advice, by JAX's message."""
+_INSTEAD = {DTYPES[name].numpy_name: DTYPES[instead].numpy_name for name, instead in NOT_EXPORTABLE.items()}
 
 
 def on(error: StagecError) -> StagecError:
@@ -36,15 +39,19 @@ def on(error: StagecError) -> StagecError:
     return StagecError(*map(advised, error.problems))
 
 
-def check(spec: FunctionSpec, exported: jax.export.Exported) -> None:
-    """Raise StagecError for arguments and results that no artifact can hold."""
+def refused(exported: jax.export.Exported) -> dict[str, str]:
+    """Return each fault of arguments and results that no artifact can hold, with what to write instead."""
+    faults = {}
     for where, avals in (("an argument", exported.in_avals), ("a result", exported.out_avals)):
         for aval in avals:
             if not hasattr(aval, "dtype"):
-                what = f"{where} is a token ({aval})"
-                raise spec.problem("", what, "order operations inside one program; take and return only arrays")
-            if str(aval.dtype).startswith("key<") and str(aval.dtype) not in KEYS:
-                what = f"{where} is a PRNG key of an implementation of your own ({aval.dtype})"
+                write = "order operations inside one program; take and return only arrays"
+                faults[f"{where} is a token ({aval})"] = write
+            elif str(aval.dtype).startswith("key<") and str(aval.dtype) not in KEYS:
                 write = "pass its words, jax.random.key_data(key), "
                 write += "and write jax.random.wrap_key_data(words, impl=...) inside"
-                raise spec.problem("", what, write)
+                faults[f"{where} is a PRNG key of an implementation of your own ({aval.dtype})"] = write
+            elif instead := _INSTEAD.get(str(aval.dtype)):
+                write = f"take and return {instead}, and convert inside: x.astype(jnp.{aval.dtype})"
+                faults[f"{where} is {aval.dtype}, which jax.export has not in its format"] = write
+    return faults

@@ -25,7 +25,7 @@ from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.builds.version import VERSION
 from stagec.core.telling import phases
-from stagec.core.telling.errors import StagecError
+from stagec.core.telling.errors import Problem, StagecError
 from stagec.frontends import (
     advice,
     cache_keys,
@@ -248,7 +248,8 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
                 raise
             kernels.check_plugin(spec, exported.mlir_module_serialized)
             depends = bool(forms) or kernels.are_in(exported.mlir_module_serialized)
-            advice.check(spec, exported)
+            if faults := advice.refused(exported):
+                raise StagecError(*(Problem(spec.manifest, spec.key, *fault) for fault in faults.items()))
             return Staged(exported, jitted, args, kwargs, depends)
 
     with kernels.naming_the_plugin(spec):

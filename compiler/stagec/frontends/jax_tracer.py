@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.telling.errors import StagecError
-from stagec.frontends import callbacks, evaluation, exporting, forwarding, kernels, updates
+from stagec.frontends import advice, callbacks, evaluation, exporting, forwarding, kernels, updates
 from stagec.frontends.jit import Arguments, Run, Traced, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
@@ -149,6 +149,8 @@ class JaxTracer:
                 else:
                     exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
                     exported = exporter(*args, **kwargs)
+            if faults := advice.refused(exported):
+                raise TypeError("\n".join(f"{traced.fun_name}: {what}; {write}" for what, write in faults.items()))
             if not newest:
                 trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
                 check("", traced.fun_name, trees)

@@ -29,6 +29,10 @@ from stagec.core.trees.tree import Tree, of_structure
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
 
+CHECKS = (
+    "an error of checkify has messages and call stacks of the process that traced it:\n"
+    "return what it checks as a result instead, such as x.sum() > 0 or jnp.isfinite(x).all()"
+)
 _NATIVE = (tuple, list, dict, type(None))
 
 
@@ -173,10 +177,11 @@ def _key(value: Any) -> Any:
 
 
 def _nodes(tree: Any) -> list[Any]:
-    """Every inner node of a PyTreeDef, parents before children."""
+    """Every inner node of a PyTreeDef, parents before children; of checkify's errors only themselves."""
     if tree.node_data() is None:
         return []
-    return [tree, *(node for child in tree.children() for node in _nodes(child))]
+    children = [] if _is_of_checkify(tree.node_data()[0]) else tree.children()
+    return [tree, *(node for child in children for node in _nodes(child))]
 
 
 def _taken_apart(node: Any) -> OneLevel:
@@ -196,8 +201,14 @@ def _is_users(kind: type) -> bool:
     return kind.__module__ == "__main__" or (file is not None and user_code.is_users(file))
 
 
+def _is_of_checkify(kind: type) -> bool:
+    return (kind.__module__.rpartition(".")[2], kind.__qualname__) == ("checkify", "Error")
+
+
 def _advice(kind: type) -> str:
     """The advice for a type that cannot be described."""
+    if _is_of_checkify(kind):
+        return CHECKS
     if kind is dict:
         return "use numbers, strings, members of enums, dataclasses, or tuples of these as keys"
     if kind is StaticLeaf:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from pydantic_core import PydanticCustomError
 
 from stagec.core.builds.specs import COLLECTIVES
-from stagec.core.sizes.avals import DTYPES, FILES, AvalError, parse_aval
+from stagec.core.sizes.avals import DTYPES, FILES, NOT_EXPORTABLE, AvalError, parse_aval
 from stagec.core.sizes.partitions import PartitionError, parse, write
 from stagec.core.sizes.size import DimensionError, parse_constraint
 from stagec.core.telling.errors import nearest, show
@@ -51,16 +51,6 @@ def _no_path(of: str) -> str:
     rule = "it has letters, digits and / _ . + -, and no part of it begins with . + -"
     return f"not a path of {of} below the manifest's folder: {rule}"
 
-
-NOT_EXPORTABLE: Mapping[str, str] = {
-    "f6_e2m3fn": "f8_e4m3fn",
-    "f6_e3m2fn": "f8_e5m2",
-    "i1": "i4",
-    "i2": "i4",
-    "u1": "u4",
-    "u2": "u4",
-}
-"""Dtypes of JAX that its export format lacks -> the replacement."""
 
 Tree: TypeAlias = "str | dict[str, Tree] | tuple[Tree, ...]"
 """A pytree of avals: each leaf is an aval in canonical spelling, or a `safetensors:FILE` reference."""

@@ -64,6 +64,16 @@ DTYPES: Mapping[str, DType] = {
 }
 """Every dtype of JAX arrays, by JAX's short name. `f0` is float0, the type of the derivative of an integer."""
 
+NOT_EXPORTABLE: Mapping[str, str] = {
+    "f6_e2m3fn": "f8_e4m3fn",
+    "f6_e3m2fn": "f8_e5m2",
+    "i1": "i4",
+    "i2": "i4",
+    "u1": "u4",
+    "u2": "u4",
+}
+"""Dtypes of JAX that its export format lacks -> the replacement."""
+
 FILES = ("safetensors:", "msgpack:", "orbax:")
 """The start of a leaf of a tree of avals that stands for the arrays of a file. The file's path follows, and then
 `?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
