@@ -1,12 +1,13 @@
 """An action in a process of its own, as Bazel runs it in a sandbox of links: it says what a worker says."""
 
+import platform
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.building import COMPILER, PYTHON, action_environment, write_specs
-from tests.worker.test_worker import DEATHS, export
+from tests.worker.test_worker import AT_HOME, DEATHS, export
 
 MANIFEST = """
 [manifest]
@@ -44,7 +45,12 @@ def alone(root: Path, sandbox: Path, source: str) -> tuple[int, str]:
     done = subprocess.run(
         [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), "export", "@bazel-out/0.params"],
         cwd=sandbox,
-        env={**action_environment(), "STAGEC_PYTHON_ABI": "", "JAX_PLATFORMS": "cpu"},
+        env={
+            **action_environment(),
+            "STAGEC_PYTHON_ABI": "",
+            "STAGEC_PYTHON_VERSION": platform.python_version(),
+            "JAX_PLATFORMS": "cpu",
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -85,3 +91,10 @@ def test_a_process_that_stays_behind_is_not_waited_for(root: Path, tmp_path: Pat
         "import subprocess, sys\ndef f(x):\n    subprocess.Popen(['sleep', '20'], stdout=-3, stderr=-3)\n    return x\n"
     )
     assert alone(root, tmp_path, source) == (0, "")
+
+
+def test_a_model_has_a_home_that_is_thrown_away(root: Path, tmp_path: Path) -> None:
+    (sandbox := tmp_path / "sandbox").mkdir()
+    status, output = alone(root, sandbox, AT_HOME)
+    assert status == 0, output
+    assert not Path(output.partition("at home in ")[2].strip()).exists()

@@ -393,6 +393,29 @@ def test_a_worker_that_is_killed_leaves_nothing(root: Path, way: str, tmp_path: 
         until(lambda: not sleeping(7777) and files() == before)
 
 
+AT_HOME = """
+import sys
+from pathlib import Path
+folder = Path("~/.library/cache").expanduser()
+folder.mkdir(parents=True)
+(folder / "fonts").write_text("one")
+
+def f(x):
+    print("at home in", Path.home(), file=sys.stderr)
+    return x + len((folder / "fonts").read_text())
+"""
+"""A library that makes a folder in the home of the user when it is imported."""
+
+
+def test_a_model_has_a_home_that_is_thrown_away(exporting: Worker, root: Path) -> None:
+    for _ in range(2):
+        status, output = ask(exporting, root, AT_HOME)
+        assert status == 0, output
+        home = Path(output.partition("at home in ")[2].strip())
+        assert home.is_absolute()
+        assert not (home / ".library").exists()
+
+
 def test_an_input_that_changes_is_told(exporting: Worker, root: Path) -> None:
     (root / "models" / "changing.py").write_text("import time\ndef f(x):\n    time.sleep(2)\n    return x\n")
     exporting.send(export("m.changing", "bazel-out/told"), ["models/changing.py", "bazel-out/m.changing.spec"])

@@ -20,14 +20,15 @@ from stagec.worker.action import Ended
 def run(command: Callable[[], int]) -> int:
     """Run a command in a fork; return the exit status. The arguments are those of this process."""
     started, said = time.monotonic(), os.memfd_create("said")
-    child = os.fork()
-    if not child:
-        try:
-            missed = set[str]()
-            os.write(said, work.report(lambda: _act(missed, command), missed))
-        finally:  # whatever the model did to stdout
-            os._exit(0)
-    _, how, usage = os.wait4(child, 0)
+    with _home():
+        child = os.fork()
+        if not child:
+            try:
+                missed = set[str]()
+                os.write(said, work.report(lambda: _act(missed, command), missed))
+            finally:  # whatever the model did to stdout
+                os._exit(0)
+        _, how, usage = os.wait4(child, 0)
     word = os.pread(said, os.fstat(said).st_size, 0)
     ended = Ended(how, usage.ru_maxrss * 1024, b"", word, _declared_folders(sys.argv))
     sys.stderr.write(ended.output)
@@ -35,6 +36,19 @@ def run(command: Callable[[], int]) -> int:
         sys.stderr.write(ended.death(time.monotonic() - started))
         return 1
     return ended.status
+
+
+@contextlib.contextmanager
+def _home() -> Iterator[None]:
+    """Let a model have a home of its own, which is removed: libraries make folders there when they are imported."""
+    if "STAGEC_PYTHON_VERSION" not in os.environ:  # it runs no model
+        yield
+        return
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="stagec-home-", ignore_cleanup_errors=True) as home:
+        os.environ["HOME"] = home
+        yield
 
 
 def _act(missed: set[str], command: Callable[[], int]) -> int:

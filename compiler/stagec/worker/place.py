@@ -46,12 +46,17 @@ class Place(NamedTuple):
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.setpgid(0, self.group)
             os.umask(0o022)  # it cannot change the mode of its files
-            if self.working is not None:
-                os.environ["TMPDIR"] = f"{self.working.removesuffix(BELOW)}tmp"
-                if "tempfile" in sys.modules:  # what was imported may have asked
-                    import tempfile
+        if self.working is None:
+            return
+        temporary = "/tmp"
+        if self.group is not None:
+            temporary = os.environ["TMPDIR"] = f"{self.working.removesuffix(BELOW)}tmp"
+            if "tempfile" in sys.modules:  # what was imported may have asked
+                import tempfile
 
-                    tempfile.tempdir = None
+                tempfile.tempdir = None
+        # Libraries make folders there when they are imported: brainstate, matplotlib. It ends with the action.
+        os.environ["HOME"] = temporary
 
 
 class Isolation:
