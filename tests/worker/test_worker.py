@@ -401,19 +401,20 @@ folder.mkdir(parents=True)
 (folder / "fonts").write_text("one")
 
 def f(x):
-    print("at home in", Path.home(), file=sys.stderr)
+    print("at home in", Path.home(), Path("/etc/fonts").exists(), file=sys.stderr)
     return x + len((folder / "fonts").read_text())
 """
-"""A library that makes a folder in the home of the user when it is imported."""
+"""A library that makes a folder in the home of the user when it is imported, and asks for the machine's fonts."""
 
 
 def test_a_model_has_a_home_that_is_thrown_away(exporting: Worker, root: Path) -> None:
     for _ in range(2):
         status, output = ask(exporting, root, AT_HOME)
         assert status == 0, output
-        home = Path(output.partition("at home in ")[2].strip())
-        assert home.is_absolute()
-        assert not (home / ".library").exists()
+        home, _, fonts = output.partition("at home in ")[2].strip().partition(" ")
+        assert home.startswith("/")
+        assert fonts == str(Path("/etc/fonts").exists())
+        assert not Path(home, ".library").exists()
 
 
 def test_an_input_that_changes_is_told(exporting: Worker, root: Path) -> None:

@@ -38,6 +38,7 @@ _SYSTEM = (
 # Not all of /etc: root's actions can read what nobody else can.
 _SETTINGS = (
     "alternatives",
+    "fonts",
     "group",
     "host.conf",
     "hosts",
