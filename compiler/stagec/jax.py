@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -22,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.dtypes import float0
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
@@ -40,6 +43,14 @@ __all__ = ["function"]
 Derivatives: TypeAlias = Literal["reverse", "forward"]
 LOOP = "loop"
 
+_HESSIAN = "instead of jax.hessian write jax.jacrev of jax.jacrev, with derivatives='reverse'"
+_NO_JVP: Mapping[Derivatives, str] = {
+    "reverse": "jax.jvp and jax.jacfwd need stagec.jax.function(bundle, NAME, derivatives='forward'), and "
+    f"vjp_order = 2 in the manifest; jax.jacfwd also vmap=...; {_HESSIAN}",
+    "forward": "an artifact has no derivative of jax.jvp; write jax.grad of jax.grad, with derivatives='reverse'",
+}
+_NO_VJP = "jax.grad, jax.vjp and jax.jacrev need stagec.jax.function(bundle, NAME, derivatives='reverse')"
+
 
 def function(
     bundle: Bundle, name: str, *, vmap: str | None = None, derivatives: Derivatives = "reverse"
@@ -49,7 +60,7 @@ def function(
     It takes the arguments that `bundle[name]` takes, static ones by keyword, and gives JAX's arrays. It donates none.
 
     name: of the function.
-    vmap: what `jax.vmap` makes of it. None: a CallError. "loop": one call after the other, which is right for every
+    vmap: what `jax.vmap` makes of it, which `jax.jacfwd` and `jax.jacrev` use. None: a CallError. "loop": one call after the other, which is right for every
         function. The name of a dimension, such as "batch": one call, with the rows of all. Name one only if the
         function computes each row of that dimension from the same row of its arguments: nobody checks it.
 
@@ -96,6 +107,7 @@ class _Composed:
         if vmap not in (None, LOOP, *sizes):
             known = ", ".join(map(repr, [LOOP, *sorted(size for size in sizes if size.isidentifier())]))
             raise ValueError(f"{variant.name}: vmap is {vmap!r}; write one of {known}")
+        self._derivatives = derivatives
         flat = _Flat(variant, _flattened(self._exported), vmap)
         self._call = flat.forward() if derivatives == "forward" else flat.call
 
@@ -110,8 +122,12 @@ class _Composed:
         except TypeError as error:
             if "forward-mode" not in str(error):
                 raise
-            what = "jax.jvp and jax.jacfwd need stagec.jax.function(bundle, NAME, derivatives='forward')"
-            raise CallError("transformation", f"{interface.name}: {what}, and vjp_order = 2 in the manifest") from error
+            raise CallError("transformation", f"{interface.name}: {_NO_JVP[self._derivatives]}") from error
+        except ValueError as error:
+            unmet = re.search(r"polymorphic shapes specification\. (.*?)\. Using ", str(error))
+            if unmet is None:
+                raise
+            raise CallError("shape", f"{interface.name}: {unmet[1]}") from error
 
     def _values(self, leaves: Sequence[Any]) -> list[Any]:
         """Return what JAX takes: arrays and traced values of the right dtypes. Raises CallError."""
@@ -197,7 +213,8 @@ class _Flat:
             given = [jnp.zeros(t.shape, bool) if t.dtype == float0 else t for t in tangents]
             moved = self._vjp._vjp.call(*values, *anywhere, *given)[len(values) :]
             pairs = zip(results, moved, strict=True)
-            return results, tuple(move if _is_real(r) else np.zeros(r.shape, float0) for r, move in pairs)
+            forward = functools.partial(_forward_alone().bind, name=self._variant.name)
+            return results, tuple(forward(move) if _is_real(r) else np.zeros(r.shape, float0) for r, move in pairs)
 
         return call
 
@@ -214,9 +231,10 @@ class _Flat:
         name = self._variant.name
         if self._vmap is None:
             what = f"stagec.jax.function(bundle, {name!r}, vmap=...) says what jax.vmap makes of it"
-            raise CallError("transformation", f'{name}: {what}: "loop", or a dimension with independent rows')
+            instead = '"loop", or a dimension with independent rows'
+            raise CallError("transformation", f"{name}: {what}: {instead}; jax.jacfwd and jax.jacrev use jax.vmap")
         results: list[Any]
-        if self._vmap == LOOP:
+        if self._vmap == LOOP or not count:  # a dimension has one row or more
             results = list(self._looped(is_mapped, values))
         else:
             takes, gives = ([_axis(a.shape, self._vmap) for a in of] for of in self._avals)
@@ -266,6 +284,22 @@ class _Flat:
                 moved.reshape(*moved.shape[:axis], moved.shape[axis] * moved.shape[axis + 1], *moved.shape[axis + 2 :])
             )
         return self.call(*folded)
+
+
+@functools.cache
+def _forward_alone() -> Any:
+    """Return the primitive of a tangent: the same array, with an error instead of a derivative of JAX's reverse mode."""
+
+    def refuse(*_: Any, name: str) -> Any:
+        raise CallError("transformation", f"{name}: {_NO_VJP}; {_HESSIAN}")
+
+    tangent = Primitive("stagec_tangent")
+    tangent.def_impl(lambda array, **_: array)
+    tangent.def_abstract_eval(lambda aval, **_: aval)
+    mlir.register_lowering(tangent, lambda _, array, **__: [array])
+    batching.defvectorized(tangent)
+    ad.deflinear2(tangent, refuse)
+    return tangent
 
 
 def _unfolded(result: Any, axis: int, count: int) -> Any:

@@ -162,6 +162,10 @@ TRANSFORMED: dict[str, Callable[[Any], Any]] = {
     "vmap of grad of rows": lambda f: jax.jit(jax.vmap(jax.grad(summed(f), 1), (None, 0)))(PARAMS, X),
     "scan": lambda f: jax.lax.scan(lambda carry, x: (carry + f(PARAMS, x).sum(), carry), 0.0, X),
     "grad of grad": lambda f: jax.grad(lambda x: jnp.sum(jax.grad(summed(f), 1)(PARAMS, x) ** 2))(X[0]),
+    "vmap of no rows": lambda f: jax.vmap(f, (None, 0))(PARAMS, X[:0]),
+    "grad of vmap of no rows": lambda f: jax.grad(summed(jax.vmap(f, (None, 0))))(PARAMS, X[:0]),
+    "vmap of grad of no rows": lambda f: jax.jit(jax.vmap(jax.grad(summed(f), (0, 1)), (None, 0)))(PARAMS, X[:0]),
+    "jacrev of jacrev": lambda f: jax.jacrev(jax.jacrev(lambda x: f(PARAMS, x).sum()))(X[0]),
     "checkpoint": lambda f: jax.grad(summed(jax.checkpoint(f)))(PARAMS, X[0]),
 }
 
@@ -178,8 +182,18 @@ FORWARD: dict[str, Callable[[Any], Any]] = {
     "jit of jvp": lambda f: jax.jit(lambda x, v: jax.jvp(lambda x: f(PARAMS, x), (x,), (v,)))(X[0], X[1]),
     "jacfwd": lambda f: jax.jacfwd(f, (0, 1))(PARAMS, X[0]),
     "vmap of jvp": lambda f: jax.vmap(lambda x: jax.jvp(f, (PARAMS, x), (PARAMS, x)))(X),
+    "linearize": lambda f: jax.linearize(f, PARAMS, X[0])[1](PARAMS, X[1]),
     "call": lambda f: jax.vmap(f, (None, 0))(PARAMS, X),
 }
+BACK: dict[str, Callable[[Any], Any]] = {
+    "grad": lambda f: jax.grad(summed(f))(PARAMS, X[0]),
+    "jit of grad": lambda f: jax.jit(jax.grad(summed(f)))(PARAMS, X[0]),
+    "vjp": lambda f: jax.vjp(f, PARAMS, X[0])[1](jnp.ones(5)),
+    "jacrev": lambda f: jax.jacrev(f)(PARAMS, X[0]),
+    "hessian": lambda f: jax.hessian(summed(f), 1)(PARAMS, X[0]),
+    "grad of vmap": lambda f: jax.grad(summed(jax.vmap(f, (None, 0))))(PARAMS, X),
+}
+"""What a function with forward derivatives has not."""
 
 
 @pytest.mark.parametrize("transformation", FORWARD)
@@ -277,7 +291,7 @@ def test_what_cannot_be_is_refused_by_name(bundle: stagec.Bundle) -> None:
     assert refused(lambda: jax.vmap(mlp, (None, 0))(PARAMS, X)) == (
         "transformation",
         "mlp: stagec.jax.function(bundle, 'mlp', vmap=...) says what jax.vmap makes of it: "
-        '"loop", or a dimension with independent rows',
+        '"loop", or a dimension with independent rows; jax.jacfwd and jax.jacrev use jax.vmap',
     )
     rows = stagec.jax.function(bundle, "mlp", vmap="batch")
     assert refused(lambda: jax.vmap(rows)(jax.tree.map(lambda a: jnp.stack([a] * 3), PARAMS), X)) == (
@@ -296,8 +310,23 @@ def test_what_cannot_be_is_refused_by_name(bundle: stagec.Bundle) -> None:
         "doubled: the artifact has no derivative of order 1: write vjp_order = 1 in the manifest",
     )
     assert refused(lambda: jax.hessian(lambda x: mean(x)[0].sum())(x[0]))[0] == "transformation"
+    hessian = "instead of jax.hessian write jax.jacrev of jax.jacrev, with derivatives='reverse'"
     needs = "jax.jvp and jax.jacfwd need stagec.jax.function(bundle, NAME, derivatives='forward'), and vjp_order = 2"
-    assert refused(lambda: jax.jvp(mean, (x[0],), (x[0],))) == ("transformation", f"mean: {needs} in the manifest")
+    needs += f" in the manifest; jax.jacfwd also vmap=...; {hessian}"
+    assert refused(lambda: jax.jvp(mean, (x[0],), (x[0],))) == ("transformation", f"mean: {needs}")
+    back = "mlp: jax.grad, jax.vjp and jax.jacrev need stagec.jax.function(bundle, NAME, derivatives='reverse')"
+    for name, transformed in BACK.items():
+        for vmap in ("loop", "batch"):
+            own = stagec.jax.function(bundle, "mlp", vmap=vmap, derivatives="forward")
+            assert refused(lambda own=own, transformed=transformed: transformed(own)) == (
+                "transformation",
+                f"{back}; {hessian}",
+            ), name
+    again = stagec.jax.function(bundle, "mlp", derivatives="forward")
+    assert refused(lambda: jax.jvp(lambda v: jax.jvp(lambda x: again(PARAMS, x), (X[0],), (v,)), (X[0],), (X[1],))) == (
+        "transformation",
+        "mlp: an artifact has no derivative of jax.jvp; write jax.grad of jax.grad, with derivatives='reverse'",
+    )
     forward = stagec.jax.function(bundle, "mean", derivatives="forward")
     assert refused(lambda: jax.jvp(forward, (x[0],), (x[0],))) == (
         "transformation",
@@ -308,6 +337,8 @@ def test_what_cannot_be_is_refused_by_name(bundle: stagec.Bundle) -> None:
     with pytest.raises(KeyError, match="no function"):
         stagec.jax.function(bundle, "mpl")
     assert refused(lambda: jax.jit(mlp)(PARAMS, X))[0] == "shape"
+    for none in (lambda: mlp(PARAMS, X[0, :0]), lambda: jax.vmap(rows, (None, 0))(PARAMS, X[:, :0])):
+        assert refused(none) == ("shape", "mlp: Expected value >= 1 for dimension variable 'batch'")
     assert refused(lambda: jax.jit(mlp)(PARAMS, X[0].astype(np.int32)))[0] == "dtype"
     assert refused(lambda: jax.jit(mlp)({"w": PARAMS["w"]}, X[0]))[0] == "structure"
 
