@@ -60,9 +60,10 @@ def function(
     It takes the arguments that `bundle[name]` takes, static ones by keyword, and gives JAX's arrays. It donates none.
 
     name: of the function.
-    vmap: what `jax.vmap` makes of it, which `jax.jacfwd` and `jax.jacrev` use. None: a CallError. "loop": one call after the other, which is right for every
-        function. The name of a dimension, such as "batch": one call, with the rows of all. Name one only if the
-        function computes each row of that dimension from the same row of its arguments: nobody checks it.
+    vmap: what `jax.vmap` makes of it, which `jax.jacfwd` and `jax.jacrev` use. None: a CallError. "loop": one call
+        after the other, which is right for every function. The name of a dimension, such as "batch": one call, with
+        the rows of all. Name one only if the function computes each row of that dimension from the same row of its
+        arguments: nobody checks it.
 
     derivatives: "reverse": those of `jax.grad` and `jax.vjp`. The manifest has `vjp_order = 1` then, and 2 for a second
         derivative. "forward": those of `jax.jvp` and `jax.jacfwd`, which take `vjp_order = 2`: each is a derivative of
@@ -288,7 +289,7 @@ class _Flat:
 
 @functools.cache
 def _forward_alone() -> Any:
-    """Return the primitive of a tangent: the same array, with an error instead of a derivative of JAX's reverse mode."""
+    """Return the primitive of a tangent: the same array, which raises where JAX wants its transpose."""
 
     def refuse(*_: Any, name: str) -> Any:
         raise CallError("transformation", f"{name}: {_NO_VJP}; {_HESSIAN}")

@@ -124,7 +124,9 @@ KEY = "of an implementation of your own (key<mine>)\n  pass its words, jax.rando
 KEY += "jax.random.wrap_key_data(words, impl=...) inside\n"
 CHECKS = "  an error of checkify has messages and call stacks of the process that traced it:\n"
 CHECKS += "  return what it checks as a result instead, such as x.sum() > 0 or jnp.isfinite(x).all()\n"
-NARROW = "which jax.export has not in its format\n  take and return {0}int4, and convert inside: x.astype(jnp.{0}int2)\n"
+NARROW = (
+    "which jax.export has not in its format\n  take and return {0}int4, and convert inside: x.astype(jnp.{0}int2)\n"
+)
 REFUSED = {
     "reads given_reference": f"functions.f.avals: model:given_reference returned a mutable reference\n{REFERENCE}",
     "gives_reference": REFERENCE,

@@ -196,13 +196,13 @@ def too_few(bundle: str) -> None:
         print(error.code, error)
 
 
-def waiting() -> None:
-    """Wait for others who do not come, and try again."""
+def waiting(seconds: str = "2") -> None:
+    """Wait for others who do not come, or do not fit, and try again."""
     import stagec
 
     for _ in range(2):
         try:
-            stagec.distributed(COORDINATOR, PROCESS_ID, NUM_PROCESSES, initialization_timeout=2)
+            stagec.distributed(COORDINATOR, PROCESS_ID, NUM_PROCESSES, initialization_timeout=int(seconds))
         except stagec.LoadError as error:
             print(error.code, error, flush=True)
 

@@ -205,6 +205,37 @@ def test_the_others_do_not_come(number: int, why: str, started: Started) -> None
     ]
 
 
+def test_process_0_leaves_before_all_have_come(started: Started) -> None:
+    """As it does when another has not come: those who still wait must not look for a coordinator."""
+    with socket.create_server(("127.0.0.1", 0)) as coordinator:
+        coordinator.settimeout(TIMEOUT)
+        port = coordinator.getsockname()[1]
+        started.start("waiting", 3, 1, 4, port=port, only=1)
+        asked = b"PRI"
+        while (
+            asked
+        ):  # XLA's client sends what HTTP/2 begins with; who only looks whether somebody listens sends nothing
+            connection, _ = coordinator.accept()
+            with connection:
+                asked = connection.recv(3)
+    (printed,) = started.printed()
+    assert printed.splitlines()[0] == (
+        f"distributed process 0 has left 127.0.0.1:{port} before all of the 3 processes came: "
+        "start all of them again, within its initialization_timeout"
+    )
+
+
+def test_processes_that_were_told_different_numbers(started: Started) -> None:
+    port = free_port()
+    for number, count in ((0, 2), (1, 3)):
+        started.start("waiting", count, 1, 60, port=port, only=number)
+    for printed in started.printed():
+        assert printed.splitlines()[0] == (
+            f"distributed num_processes differs between the processes at 127.0.0.1:{port}: "
+            "2 in process 0, 3 in process 1; write the same in each"
+        )
+
+
 def test_a_port_that_is_taken(started: Started) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

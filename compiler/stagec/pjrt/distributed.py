@@ -27,6 +27,9 @@ _LONG = 10**8
 
 _LISTENING: dict[str, Any] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
 
+_COUNTS = "stagec/num_processes/"
+"""Where each process says its `num_processes` to the others."""
+
 _BEGUN: list[str] = []
 """The coordinator that this process joined, or tried to: jaxlib joins once."""
 
@@ -66,8 +69,8 @@ def distributed(
     heartbeat_timeout_seconds: the seconds without a sign of life before a process counts as dead. XLA then ends
         the others.
 
-    Raises LoadError ("distributed") for arguments that do not fit, when the others do not come in time, and if this
-    process has used a device or joined others before; LoadError ("device-count").
+    Raises LoadError ("distributed") for arguments that do not fit, or not to those of the others, when the others do
+    not come in time, and if this process has used a device or joined others before; LoadError ("device-count").
 
     >>> stagec.distributed("127.0.0.1:29500", process_id=0, num_processes=1, num_cpu_devices=2)
     >>> [device.process_index for device in stagec.devices("cpu")]
@@ -85,6 +88,7 @@ def distributed(
     )
     _connect(runtime, where, num_processes, deadline, initialization_timeout)
     atexit.register(_leave, runtime, service)
+    runtime.key_value_set(f"{_COUNTS}{process_id}", str(num_processes))
     try:
         with turns.for_this_machine():
             cpu = xla_client.make_cpu_client(
@@ -96,6 +100,7 @@ def distributed(
             )
     except _jax.JaxRuntimeError as error:
         raise _refused(f"the processes at {where} do not agree on their devices: {error}") from error
+    _check_counts(runtime, where)
     clients.join(Job(runtime, process_id, num_processes), cpu)
 
 
@@ -178,7 +183,10 @@ def _connect(
 
     waiting = threading.Thread(target=connect, name="stagec-distributed", daemon=True)
     waiting.start()
-    waiting.join(max(0.0, deadline - time.monotonic()))
+    answered = False
+    while waiting.is_alive() and (left := deadline - time.monotonic()) > 0:
+        waiting.join(min(1.0, left))
+        answered = answered or _listens(where)
     if failed:
         raise _refused(f"the coordinator at {where} refuses this process: {failed[0]}") from failed[0]
     if not waiting.is_alive():
@@ -186,8 +194,22 @@ def _connect(
     if _listens(where):
         same = "each calls stagec.distributed with this coordinator and this num_processes, and a process_id of its own"
         raise _refused(f"not all of the {num_processes} processes came to {where} in {timeout} seconds: {same}")
+    if answered:
+        what = f"process 0 has left {where} before all of the {num_processes} processes came"
+        raise _refused(f"{what}: start all of them again, within its initialization_timeout")
     what = f"no coordinator answers at {where} in {timeout} seconds"
     raise _refused(f"{what}: start process 0, or check that its port can be reached from here")
+
+
+def _check_counts(runtime: _jax.DistributedRuntimeClient, where: _Coordinator) -> None:
+    """Raise LoadError if processes were told different numbers of processes: XLA takes them all the same.
+
+    To be called when XLA has exchanged the devices: then each process has said its number.
+    """
+    told = sorted((int(key.removeprefix(_COUNTS)), count) for key, count in runtime.key_value_dir_get(_COUNTS))
+    if len({count for _, count in told}) > 1:
+        each = ", ".join(f"{count} in process {number}" for number, count in told)
+        raise _refused(f"num_processes differs between the processes at {where}: {each}; write the same in each")
 
 
 def _listens(where: _Coordinator) -> bool:
