@@ -2,6 +2,7 @@
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import stagec
 from tests.frontends.exporting import export, spec
 
 MODEL = """
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -115,6 +118,23 @@ def inspects(x):
     return x
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def padded(x, width, mode):
+    return jnp.pad(x, width, mode=mode)
+
+
+def given_mode():
+    return jnp.ones(4), 2, "reflect"
+
+
+def given_width():
+    return {"x": jnp.ones(4), "width": 2, "mode": "reflect"}
+
+
+def scaled(x, factor, y):
+    return x * factor + y
+
+
 def interrupted(x):
     raise KeyboardInterrupt
 
@@ -139,8 +159,16 @@ REFUSED = {
     f"pkg/m.toml: functions.f: a result is uint2, {NARROW.format('u')}",
     "checks": CHECKS,
     "gives_error": "[0] is a jaxlib._jax.Traceback, which means nothing in another process\n" + CHECKS,
-    "inspects": "functions.f: model.py:103: a host callback (inspect_sharding) cannot be built ahead of time\n"
+    "inspects": "functions.f: model.py:105: a host callback (inspect_sharding) cannot be built ahead of time\n"
     '  write host_callbacks = "drop" to build the function without it, or take it out\n',
+    "padded given_mode": "returned leaves that are not avals: [2] is a str\n"
+    "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n"
+    '  write static = { mode = "reflect" } in the manifest, and leave it out here; '
+    "also what your jax.jit has in static_argnums\n",
+    "padded given_width": "returned leaves that are not avals: ['mode'] is a str\n"
+    "  return the positional arguments as a tuple, or keyword arguments as a dict, of jax.ShapeDtypeStruct\n"
+    '  write static = { mode = "reflect" } in the manifest, and leave it out here; '
+    "also what your jax.jit has in static_argnums\n",
     "partitioned": "  custom_partitioning asks a Python function while XLA partitions, and an artifact holds none:\n"
     "  write jax.shard_map over the mesh, or jax.lax.with_sharding_constraint\n",
     "dependent": "  JAX lowers a function, and each branch of lax.platform_dependent, for all of its platforms,\n"
@@ -173,6 +201,39 @@ def test_what_to_write_instead(model: Path, function: str) -> None:
 @pytest.mark.parametrize("function", ["uses_reference", "dependent", "partitioned", "narrow_inside"])
 def test_what_an_artifact_holds(model: Path, function: str) -> None:
     assert export(model, spec(entry=f"model:{function}", args=["f32[4]"]))[:2] == (0, "")
+
+
+STATIC: list[tuple[dict[str, Any], str]] = [
+    (
+        {"entry": "model:padded", "args": ["f32[4]", "i32[]"], "static": {"mode": "reflect"}},
+        "  what static_argnums or static_argnames of your jax.jit name is a constant of a program, and no argument:\n"
+        "  write static = { NAME = VALUE } in the manifest, and leave it out of args, kwargs and avals\n",
+    ),
+    (
+        {"entry": "model:padded", "args": ["f32[4]"], "static": {"mode": "reflect"}},
+        "functions.f: the arguments do not fit model:padded(x, width, mode): missing a required argument: 'width'\n"
+        "  name it in args, in kwargs or in what avals returns; what is no array, in static\n",
+    ),
+    (
+        {"entry": "model:scaled", "args": ["f32[4]", "f32[4]"], "static": {"factor": 2}},
+        "functions.f: the arguments do not fit model:scaled(x, factor, y): multiple values for argument 'factor'\n"
+        "  write the arguments behind it in kwargs\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "told"), STATIC)
+def test_static_arguments_are_named(model: Path, asked: dict[str, Any], told: str) -> None:
+    status, said, _ = export(model, spec(**asked))
+    assert status == 2
+    assert said.endswith(told)
+
+
+def test_what_the_advice_about_static_arguments_says(model: Path) -> None:
+    whole = {"entry": "model:padded", "args": ["f32[4]"], "static": {"mode": "reflect", "width": 2}}
+    assert export(model, spec(**whole))[:2] == (0, "")
+    behind = {"entry": "model:scaled", "args": ["f32[4]"], "kwargs": {"y": "f32[4]"}, "static": {"factor": 2}}
+    assert export(model, spec(**behind))[:2] == (0, "")
 
 
 @pytest.mark.parametrize("name", ["token", "own_key", "narrow"])

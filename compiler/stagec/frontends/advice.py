@@ -14,6 +14,10 @@ from stagec.pjrt.jax_arrays import KEYS
 
 REFERENCE = "a program takes and gives arrays: make the reference inside, jax.new_ref(x), and return ref[...]"
 _WRITE = {
+    "Non-hashable static arguments are not supported": (
+        "what static_argnums or static_argnames of your jax.jit name is a constant of a program, and no argument:\n"
+        "write static = { NAME = VALUE } in the manifest, and leave it out of args, kwargs and avals"
+    ),
     "checkify.check which was not functionalized": CHECKS,
     "mutable array reference": REFERENCE,
     "primitives that require devices to be present": (

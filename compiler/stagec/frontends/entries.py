@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,11 @@ from stagec.frontends import checkpoints, packages, repeatable, updates, user_co
 from stagec.pjrt.calling_convention import NUMBERS
 
 T = TypeVar("T")
+_UNBOUND = {
+    "missing a required argument": "name it in args, in kwargs or in what avals returns; what is no array, in static",
+    "multiple values": "write the arguments behind it in kwargs",
+}
+"""The advice, by Python's message."""
 _SHOWN = 5
 """Numbers that a message shows."""
 
@@ -191,7 +197,8 @@ def check_names(spec: FunctionSpec, function: Any, args: Sequence[Any], kwargs: 
             signature.bind(*args, **kwargs, **spec.static)
         except TypeError as error:
             what = f"the arguments do not fit {spec.entry}{signature}: {error}"
-            problems.append(Problem(spec.manifest, spec.key, what))
+            write = next((write for said, write in _UNBOUND.items() if said in str(error)), "")
+            problems.append(Problem(spec.manifest, spec.key, what, write))
     if problems:
         raise StagecError(*problems)
 
@@ -209,11 +216,13 @@ def abstracted(
     abstract: makes a leaf's placeholder. Raises StagecError for leaves that are neither, and numbers without a dtype.
     """
     pairs, structure = _jax.pytree.default_registry().flatten_with_path(example)
-    abstracts, wrong = [], []
+    abstracts, wrong, static = [], [], {}
     for path, leaf in pairs:
         where = "".join(map(str, path))
         if not is_example(leaf):
             wrong.append(f"{where} is a {type(leaf).__name__}")
+            if len(path) == 1 and isinstance(leaf, str):
+                static[path[0]] = leaf
             continue
         try:
             abstracts.append(abstract(leaf))
@@ -222,9 +231,24 @@ def abstracted(
         except TypeError as error:
             raise spec.problem("avals", f"{spec.avals}: {where}: {error}", advice) from None
     if wrong:
+        advice += _in_static(spec, static) if static else ""
         raise spec.problem("avals", f"{spec.avals} returned leaves that are not avals: {', '.join(wrong)}", advice)
     result = structure.unflatten(abstracts)
     return (result, {}) if isinstance(result, tuple) else ((), result)
+
+
+def _in_static(spec: FunctionSpec, values: Mapping[Any, str]) -> str:
+    """Return the advice for strings among the arguments of an example, by the key in its tuple or dict."""
+    function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
+    names = user_code.positional(function)
+    rows = []
+    for place, value in values.items():
+        number = getattr(place, "idx", len(names))
+        name = getattr(place, "key", None) or (names[number] if number < len(names) else "NAME")
+        rows.append(f"{name} = {json.dumps(value)}")
+    write = f"write static = {{ {', '.join(rows)} }} in the manifest, and leave it out here"
+    jitted = "; also what your jax.jit has in static_argnums" if hasattr(function, "lower") else ""
+    return f"\n{write}{jitted}"
 
 
 def is_example(leaf: Any) -> bool:
