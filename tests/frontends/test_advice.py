@@ -135,6 +135,18 @@ def scaled(x, factor, y):
     return x * factor + y
 
 
+def convolved(x):
+    return lax.conv(x[None], jnp.ones((8, 3, 3, 3)), (1, 1), "SAME")
+
+
+def larger(x):
+    return x if x.shape[1] > 4 else x[:, :4]
+
+
+def breaks(x):
+    raise ValueError("w is the width")
+
+
 def interrupted(x):
     raise KeyboardInterrupt
 
@@ -234,6 +246,28 @@ def test_what_the_advice_about_static_arguments_says(model: Path) -> None:
     assert export(model, spec(**whole))[:2] == (0, "")
     behind = {"entry": "model:scaled", "args": ["f32[4]"], "kwargs": {"y": "f32[4]"}, "static": {"factor": 2}}
     assert export(model, spec(**behind))[:2] == (0, "")
+
+
+NAMED: dict[str, str] = {
+    "convolved": "pkg/m.toml: functions.f: sizes with names stand for all sizes: c\n"
+    "  write a number instead of one that the function must know\n",
+    "larger": "pkg/m.toml: functions.f: sizes with names stand for all sizes: h\n"
+    '  write a number instead of one that the function must know, or constraints = ["h > 4"] if that holds for all\n',
+    "breaks": "  ValueError: w is the width\n",
+}
+
+
+@pytest.mark.parametrize("function", NAMED)
+def test_sizes_that_a_function_must_know(model: Path, function: str) -> None:
+    """As jaxtyping's annotations have them, such as "c h w"."""
+    status, said, _ = export(model, spec(entry=f"model:{function}", args=["f32[c,h,w]"]))
+    assert status == 2
+    assert said.endswith(NAMED[function])
+
+
+def test_what_the_advice_about_sizes_says(model: Path) -> None:
+    assert export(model, spec(entry="model:convolved", args=["f32[3,h,w]"]))[:2] == (0, "")
+    assert export(model, spec(entry="model:larger", args=["f32[c,h,w]"], constraints=["h >= 5"]))[:2] == (0, "")
 
 
 @pytest.mark.parametrize("name", ["token", "own_key", "narrow"])

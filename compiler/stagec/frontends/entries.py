@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -15,6 +16,7 @@ from stagec.core.builds.specs import FunctionSpec
 from stagec.core.sizes import partitions
 from stagec.core.sizes.avals import FILES, Aval, parse_aval
 from stagec.core.sizes.partitions import Partition
+from stagec.core.sizes.size import names_in
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.frontends import checkpoints, packages, repeatable, updates, user_code
 from stagec.pjrt.calling_convention import NUMBERS
@@ -62,7 +64,29 @@ def traced(spec: FunctionSpec, trace: Callable[[], T], what: str, args: Any, kwa
         return user_code.run(trace, what, spec.manifest, spec.key)
     except StagecError as error:
         more = numbers(spec, error) if spec.avals else checkpoints.problems(spec, args, kwargs)
-        raise StagecError(*error.problems, *more) from error.__cause__
+        raise StagecError(*error.problems, *more, *_sizes(spec, error, args, kwargs)) from error.__cause__
+
+
+_COMPARED = re.compile(r"dimension comparison '(.*)'( [<>]=? )'(.*)' is inconclusive")
+
+
+def _sizes(spec: FunctionSpec, error: StagecError, args: Any, kwargs: Any) -> list[Problem]:
+    """Return the advice for sizes with names that the error of a trace is about."""
+    leaves, _ = _jax.pytree.default_registry().flatten((args, kwargs))
+    dims = {str(dim) for leaf in leaves for dim in getattr(leaf, "shape", ()) if not isinstance(dim, int)}
+    said = str(error.__cause__)
+    # As in "(8*h, 3)", "'h' >= '3'", "c // 1 != 3", and not in the middle of a sentence.
+    named = [
+        name
+        for name in sorted({name for dim in dims for name in names_in(dim)})
+        if re.search(rf"(?<![\w.]){name} ?(?:[],)'*/+-]|!=)", said)
+    ]
+    if not named:
+        return []
+    write = "write a number instead of one that the function must know"
+    if compared := _COMPARED.search(said):
+        write += f', or constraints = ["{"".join(compared.groups())}"] if that holds for all'
+    return [spec.problem("", f"sizes with names stand for all sizes: {', '.join(named)}", write).problems[0]]
 
 
 def arguments(
