@@ -1,6 +1,6 @@
 """`stagec compare-jit`: results of a bundle beside those of `jax.jit` on the CPU of the target.
 
-Modules: `cli/compare_jit.py`.
+Modules: `cli/compare_jit.py`, `cli/forks.py`.
 """
 
 import json
@@ -63,6 +63,25 @@ def test_a_bundle_has_the_bits_of_jax(folder: Path) -> None:
     ]
     assert (done.stdout.splitlines(), done.stderr) == (lines, "")
     assert done.returncode == 0
+
+
+def test_rows_come_one_by_one_and_one_process_forks_for_all(folder: Path, tmp_path: Path) -> None:
+    """An error in the last function takes no row of the others away."""
+    who = "import os, sys\nwith open('parents', 'a') as file:\n    print(os.getppid(), file=file)\n"
+    (tmp_path / "model.py").write_text(f"{who}{MODEL}\n\ndef wrong(x):\n    raise ValueError('no')\n")
+    wrong = '[functions.wrong]\nentry = "model:wrong"\nargs = ["f32[2]"]\ntargets = ["cpu"]\n'
+    (tmp_path / "m.toml").write_text(MANIFEST + wrong)
+    done = stagec("compare-jit", folder / "out/m.aot", "m.toml", cwd=tmp_path, env={})
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "m.kernel_gradient.cpu",
+        "m.mlp.cpu.batch3",
+        "m.mlp.cpu.batch8",
+    ]
+    assert done.returncode == 2
+    assert done.stderr.startswith("m.toml: functions.wrong: staging model:wrong raised ValueError\n")
+    parents = (tmp_path / "parents").read_text().split()
+    assert len(parents) == 3 + 3  # three functions are traced, and three executables have references
+    assert len({*parents}) == 1
 
 
 def test_another_model_differs(folder: Path, tmp_path: Path) -> None:

@@ -231,6 +231,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         from stagec.worker import template
 
         return template.serve(int(given[2]), _module(given[0]).preload, lambda words: main([given[0], *words]))
+    if given[:1] == ["--forks"]:
+        from stagec.cli import forks
+
+        return forks.serve(given[1:], main)
     # If the command is the first word, as in a build's actions, this does not import the modules of the others.
     named = [name for name in COMMANDS if name in given[:1]]
     parser = _Parser(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import Answer, Options
+from stagec.cli.forks import Forks
 from stagec.cli.options import MANIFEST_IMPORT_ROOTS, WEIGHTS, value
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, printable
 
 if TYPE_CHECKING:
-    from stagec.core.builds.specs import ExecutableSpec
     from stagec.reports.inputs import Inputs
 
 OPTIONS = {
@@ -32,34 +31,42 @@ def run(options: Options) -> Answer:
     from stagec.reports import inputs
 
     options.import_root = options.import_root or ["."]
-    planned = inputs.read(options.manifest, options.import_root)
-    if planned is None:
-        write = "give the .toml that the bundle is made from"
-        raise StagecError(Problem(options.manifest, "", "not a manifest", write))
     rows: list[dict[str, Any]] = []
-    for name, (export, spec) in planned.executables.items():
-        asked = not options.function or export.partition(".")[2] in options.function
-        if asked and isinstance(spec.target, CpuTarget):
-            rows += _compared(options, planned, name, export, spec, spec.target.parallelism)
+    with Forks("stagec.cli.golden:preload") as jax, Forks("stagec.loader.serving", "stagec.loader.trials") as bundle:
+        planned = inputs.read(options.manifest, options.import_root, command=lambda words, _: jax.run(words))
+        if planned is None:
+            write = "give the .toml that the bundle is made from"
+            raise StagecError(Problem(options.manifest, "", "not a manifest", write))
+        for name, (export, spec) in planned.executables.items():
+            asked = not options.function or export.partition(".")[2] in options.function
+            if not (asked and isinstance(spec.target, CpuTarget)):
+                continue
+            for row in _compared(options, planned, name, (jax, bundle), spec.target.parallelism):
+                rows.append(row)
+                if not options.json:
+                    told = "has the bits of jax.jit" if row["equal"] else "differs from jax.jit"
+                    print(printable(f"{row['executable']}: {row['path']} {told}"), flush=True)
     if not rows:
         write = "name functions that have a target for CPUs"
         raise StagecError(Problem(options.bundle, "", "nothing to compare", write))
-    told = {True: "has the bits of jax.jit", False: "differs from jax.jit"}
-    text = "".join(f"{row['executable']}: {row['path']} {told[row['equal']]}\n" for row in rows)
-    return Answer({"kind": "compare-jit", "results": rows}, text, 0 if all(row["equal"] for row in rows) else 1)
+    return Answer({"kind": "compare-jit", "results": rows}, "", 0 if all(row["equal"] for row in rows) else 1)
 
 
 def _compared(
-    options: Options, planned: Inputs, name: str, export: str, spec: ExecutableSpec, threads: int
+    options: Options, planned: Inputs, name: str, sides: tuple[Forks, Forks], threads: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each result of an executable, in order. threads: of both sides."""
+    """Yield a row for each result of an executable, in order.
+
+    sides: what runs JAX, and what runs the bundle. threads: of both.
+    """
     import numpy as np
 
     from stagec.bundle import safetensors
     from stagec.core.builds import specs
     from stagec.pjrt.arrays import dtype_of
-    from stagec.reports import inputs
 
+    jax, bundle = sides
+    export, spec = planned.executables[name]
     golden = {"bucket": dict(spec.bucket), "seed": options.seed, "inputs": None, "outputs": {}}
     function = dataclasses.replace(planned.exports[export], golden=golden)
     exported, description, _ = planned.portable(export)
@@ -73,7 +80,7 @@ def _compared(
         words += [f"--import-root={root}" for root in options.import_root]
         files = {bound["file"] for bound in function.bind.values()}
         words += [f"--weights={file}={Path(options.manifest).parent / file}" for file in sorted(files)]
-        inputs.run(["golden", *words], sys.path)
+        jax.run(["golden", *words])
         tensors = safetensors.read(folder / "golden")
         arrays = {
             path: np.frombuffer(tensor.read(), dtype_of(tensor.aval)).reshape(tuple(map(int, tensor.aval.shape)))
@@ -85,7 +92,7 @@ def _compared(
         words += [f"--inputs={folder / 'inputs.npz'}", f"--output={folder / 'results.npz'}"]
         words += [f"--weights={options.weights}"] if options.weights else []
         # Threads decide in which order a convolution adds: as many as the reference has.
-        inputs.run(["run", *words], sys.path, {"NPROC": str(threads)})
+        bundle.run(["run", *words], {"NPROC": str(threads)})
         with np.load(folder / "results.npz") as results:
             for path in [path for path in arrays if path not in given]:
                 wanted, result = arrays[path], results[path]

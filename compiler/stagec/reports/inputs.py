@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from stagec.bundle.description import LARGEST
 from stagec.core.builds import actions, components, specs
@@ -17,6 +18,9 @@ from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.data import reading, strict_json
 from stagec.core.telling.errors import mistake
 from stagec.pjrt import compatibility
+
+Command: TypeAlias = Callable[[Sequence[str | Path], Iterable[str]], None]
+"""Runs a command of stagec, with packages."""
 
 FORMAT = 1
 """Version of the JSON that names the inputs that Bazel built. 1 (November 2026): the first."""
@@ -50,16 +54,17 @@ def read(
     packages: Sequence[str] = (),
     plugins: Mapping[str, Path] | None = None,
     environments: Mapping[str, tuple[str, str]] | None = None,
+    command: Command | None = None,
 ) -> Inputs | None:
     """Return the inputs that a file stands for: a manifest (.toml), or the JSON of a Bazel explain target.
 
     roots: import roots of a manifest's functions. packages: folders with the packages that tracing imports, stagec
     among them; empty: those of this process. plugins: for a platform, the folder with the packages of its plugin, where
-    those are others. Returns None for a JSON file of another kind.
+    those are others. command: runs the commands that trace; None: `run`. Returns None for a JSON file of another kind.
     Raises StagecError for mistakes in the manifest; what is wrong with sources is raised where they are traced.
     """
     if path.endswith(".toml"):
-        return _planned(path, roots, packages, plugins or {})
+        return _planned(path, roots, packages, plugins or {}, command or run)
     data = strict_json.parse(reading.whole(path, LARGEST), LARGEST)
     if not isinstance(data, dict) or data.get("kind") != "inputs":
         return None
@@ -93,7 +98,9 @@ def read(
     )
 
 
-def _planned(path: str, roots: Sequence[str], packages: Sequence[str], plugins: Mapping[str, Path]) -> Inputs:
+def _planned(
+    path: str, roots: Sequence[str], packages: Sequence[str], plugins: Mapping[str, Path], command: Command
+) -> Inputs:
     # Here and not above: comparing artifacts needs no pydantic, which a machine that serves bundles does not have.
     from stagec.manifest import load_manifest, plan
 
@@ -103,7 +110,7 @@ def _planned(path: str, roots: Sequence[str], packages: Sequence[str], plugins: 
     @functools.cache
     def traced(name: str) -> tuple[bytes, bytes, bytes]:
         needed = [str(plugins[platform]) for platform in exports[name].plugins if platform in plugins]
-        return _trace(exports[name], roots, [*(packages or sys.path), *needed])
+        return _trace(exports[name], roots, lambda words: command(words, [*(packages or sys.path), *needed]))
 
     executables, unknown, here = {}, {}, compatibility.version()
     for executable in planned.executables:
@@ -149,7 +156,9 @@ def run(
         raise mistake(done.stderr.strip())
 
 
-def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) -> tuple[bytes, bytes, bytes]:
+def _trace(
+    spec: FunctionSpec, roots: Sequence[str], command: Callable[[Sequence[str | Path]], None]
+) -> tuple[bytes, bytes, bytes]:
     """Export in a separate process, as the build does, so that imports of one function do not count for another."""
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         written, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
@@ -158,6 +167,6 @@ def _trace(spec: FunctionSpec, roots: Sequence[str], packages: Sequence[str]) ->
         words: list[str | Path] = ["export", "--spec", written]
         words += [part for pair in zip(options, outputs, strict=True) for part in pair]
         words += [part for root in roots for part in ("--import-root", root)]
-        run(words, packages)
+        command(words)
         exported, description, lowered = (output.read_bytes() for output in outputs)
         return exported, description, lowered
