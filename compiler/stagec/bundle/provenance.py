@@ -116,10 +116,9 @@ def statement_of_addition(archive: Archive, digest: str, environments: Sequence[
     """
     before = bases(archive)[0]
     added: dict[str, list[str]] = {}
-    for name, function in archive.index["functions"].items():
-        for entry in function["executables"]:
-            if entry not in before.index["functions"][name]["executables"]:
-                added.setdefault(entry["versions"]["jaxlib"], []).append(entry["executable"])
+    for entries in before.added.values():
+        for entry in entries:
+            added.setdefault(entry["versions"]["jaxlib"], []).append(entry["executable"])
     base = {"name": bundle_name(before), "digest": {"sha256": before.sha256}}
     external = {"base": base, "jaxlib": sorted(added)}
     internal = {"python": _interpreters(environments), "executables": added}
