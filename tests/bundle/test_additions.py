@@ -32,6 +32,7 @@ from stagec.core.data.reading import RegularFile
 from tests.bundle import mutations
 from tests.building import checked, stagec as command
 from tests.bundles import edited, edited_descriptions, edited_index
+from tests.registries import Registry, needs_registry
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
 HERE = jaxlib.__version__
@@ -460,3 +461,37 @@ def test_what_the_bundle_does_not_have(folder: Path) -> None:
         f"loop.cpu.jaxlib-{HERE}: made of what is in the bundle, it is another program than the one for jaxlib 0.9.9\n"
         "  source of loop differ; name the targets that can be compiled: --target NAME\n"
     )
+
+
+@needs_registry
+@pytest.mark.parametrize("container", [(), ("--container",)], ids=["model", "container"])
+def test_a_registry_keeps_what_was_said_of_the_first(folder: Path, tmp_path: Path, container: tuple[str, ...]) -> None:
+    """The flow of docs/fleet.md, with a registry between: both signatures are there, and a second pull keeps them."""
+    (data := tmp_path / "registry").mkdir()
+    registry, after = Registry(data), folder / "after"
+    image, pulled = f"{registry.host}/zoo:1", tmp_path / "pulled"
+    try:
+        about = [word for name in ("zoo.aot.dsse.json", "zoo.aot.2.dsse.json") for word in ("--signature", after / name)]
+        about += ["--statement", after / "zoo.intoto.json", "--statement", folder / "before" / "zoo.intoto.json"]
+        about += ["--sbom", after / "zoo.sbom.json"]
+        checked("push", after / "zoo.aot", image, "--plain-http", *about, *container)
+        for _ in range(2):
+            told = json.loads(checked("pull", image, pulled, "--plain-http", "--json"))
+            assert sorted(told["files"]) == [
+                "zoo.2.intoto.json",
+                "zoo.aot",
+                "zoo.aot.2.dsse.json",
+                "zoo.aot.dsse.json",
+                "zoo.intoto.json",
+                "zoo.sbom.json",
+            ]
+            assert (told["left_out"], told["removed"], told["missing"]) == ({}, [], [])
+        words = ("--key", folder / "bob.pub.pem", "--base-key", folder / "ann.pub.pem")
+        assert checked("verify", pulled / "zoo.aot", *words).endswith("zoo.aot: verified\n")
+        # What is of another bundle stays out, as before.
+        (other := tmp_path / "other").mkdir()
+        shutil.copy(folder / "before" / "zoo.aot", other)
+        done = command("push", other / "zoo.aot", image, "--plain-http", "--signature", after / "zoo.aot.2.dsse.json")
+        assert (done.returncode, "another bundle was signed" in done.stderr) == (2, True)
+    finally:
+        registry.close()

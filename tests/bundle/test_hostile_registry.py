@@ -80,6 +80,10 @@ def edits(change: Callable[[dict[str, Any]], None], what: str) -> Any:
             lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "w/" * 600 + "w"}), "does not name a file in "
         ),
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "a\x1b[2J"}), "does not name a file in "),
+        edits(
+            lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "a\n7a38bf81f383  /srv/zoo.aot"}),
+            "does not name a file in the folder: a\\n7a38bf81f383  /srv/zoo.aot",
+        ),
         edits(lambda m: m["layers"][1]["annotations"].clear(), "a layer does not name a file in the folder: "),
         edits(lambda m: m["layers"][1].update(digest="sha256:../../x"), "expected a digest, sha256:..."),
         edits(lambda m: m.update(mediaType="application/x"), "mediaType: "),

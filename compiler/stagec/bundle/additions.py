@@ -16,7 +16,7 @@ from typing import Any
 from stagec.bundle import index as bundle_index
 from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, Content, Stored, encode_index, pieces, read_index
 from stagec.core.builds import naming
-from stagec.core.data.strict_json import difference
+from stagec.core.data.strict_json import difference, shown
 from stagec.core.telling.refusal import LoadError
 
 MOST_ADDITIONS = 64
@@ -139,11 +139,11 @@ def _fault(base: Base, served: Collection[str]) -> str:
     """
     jaxlibs = {entry["versions"]["jaxlib"] for entry in itertools.chain(*base.added.values())}
     if len(jaxlibs) != 1:
-        return f"it has those of {', '.join(sorted(jaxlibs)) or 'none'}"
+        return f"it has those of {shown(', '.join(sorted(jaxlibs)) or 'none')}"
     for name, entries in base.added.items():
         there = {bundle_index.key_of(entry)[:2] for entry in base.index["functions"][name]["executables"]}
         for entry in entries:
             if bundle_index.key_of(entry)[:2] not in there:
                 what = ", ".join(filter(None, [entry["target"], naming.bucket(entry["bucket"])]))
-                return f"{name} had no executable for {what}"
-    return f"the first bundle has those of {', '.join(jaxlibs)}" if jaxlibs & {*served} else ""
+                return f"{name} had no executable for {shown(what)}"
+    return f"the first bundle has those of {shown(', '.join(jaxlibs))}" if jaxlibs & {*served} else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from stagec.bundle import expiry, index as bundle_index
 from stagec.core.builds import naming
+from stagec.core.data.strict_json import shown
 from stagec.core.telling.errors import Problem, StagecError, mistake, nearest
 
 _SHOWN = 3
@@ -67,7 +68,7 @@ def _of_function(
     by_target: dict[str, dict[str, bool]] = {}
     for entry in function["executables"]:
         sizes = by_target.setdefault(entry["target"], {})
-        what = naming.bucket(entry["bucket"])
+        what = shown(naming.bucket(entry["bucket"]))
         sizes[what] = sizes.get(what, False) or entry["versions"]["jaxlib"] == jaxlib
     if not by_target:
         yield {**row, "missing": [], "exported": exported}

@@ -61,8 +61,14 @@ def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a string from a file in the form for a message: a long one is cut off."""
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    """Return a string from a file in the form for a message: a long one is cut off, and it is one line of text.
+
+    A newline is an escape: what comes after it would look like a line of ours.
+    """
+    short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    if short.isprintable():
+        return short
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
 
 
 def difference(first: Any, second: Any, where: str = "") -> str | None:
@@ -71,8 +77,8 @@ def difference(first: Any, second: Any, where: str = "") -> str | None:
     The order of keys counts, and so do 1, 1.0 and true. where: the path of the values; "" for the whole.
     """
     if isinstance(first, dict) and isinstance(second, dict):
-        pairs = [(f".{key}", first[key], second[key]) for key in first if key in second]
-        other = next((f".{key}" for key in [*first, *second] if key not in first or key not in second), None)
+        pairs = [(f".{shown(key)}", first[key], second[key]) for key in first if key in second]
+        other = next((f".{shown(key)}" for key in [*first, *second] if key not in first or key not in second), None)
         rest = " (the order of its keys)" if other is None and list(first) != list(second) else other
     elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
         pairs = [(f"[{i}]", *pair) for i, pair in enumerate(zip(first, second, strict=True))]
