@@ -9,7 +9,12 @@ import datetime
 import functools
 import hashlib
 import json
+import platform
 import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +30,7 @@ from stagec.bundle.additions import bases
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table, pieces
 from stagec.bundle.attestation import subjects
 from stagec.bundle.index import order
-from stagec.bundle.provenance import statement_of_addition
+from stagec.bundle.provenance import Environment, Wheel, read_environment, statement_of_addition
 from stagec.bundle.verification import verify
 from stagec.bundle.writing import Member, extend
 from stagec.core.data.reading import RegularFile
@@ -51,6 +56,32 @@ def made_by_another(bundle: Path, out: Path, **more: object) -> Path:
     return edited_index(bundle, out, edit)
 
 
+def packages() -> dict[str, Any]:
+    """The packages of this environment, as Bazel lists those of one."""
+    wheels = [
+        {
+            "name": name,
+            "version": version,
+            "filename": f"{name}-{version}-cp311-cp311-linux_x86_64.whl",
+            "sha256": hashlib.sha256(name.encode()).hexdigest(),
+        }
+        for name, version in (("jaxlib", HERE), ("ml_dtypes", "0.5.1+local"))
+    ]
+    return {"python": platform.python_version(), "packages": wheels}
+
+
+def report_of(listed: dict[str, Any]) -> dict[str, Any]:
+    """The same packages, as pip tells of them."""
+    install = []
+    for number, wheel in enumerate(reversed(listed["packages"])):
+        digest = {"hashes": {"sha256": wheel["sha256"]}, "hash": "x=y"} if number else {"hash": f"sha256={wheel['sha256']}"}
+        url = f"https://index.example/{wheel['filename'].replace('+', '%2B')}#x/y"
+        metadata = {"name": wheel["name"], "version": wheel["version"], "summary": "x"}
+        install.append({"download_info": {"url": url, "archive_info": digest}, "metadata": metadata, "requested": True})
+    environment = {"python_full_version": listed["python"], "os_name": "posix"}
+    return {"version": "1", "pip_version": "26.0", "install": install, "environment": environment}
+
+
 @pytest.fixture(scope="module")
 def material(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The keys of ann, bob and eve; in `before` a bundle that ann signed, in `after` an addition that bob signed."""
@@ -67,6 +98,8 @@ def material(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     after.mkdir()
     shutil.copy(before / "zoo.aot.dsse.json", after)
     words = ("--output", "zoo.aot", "--statement", "zoo.intoto.json", "--sbom", "zoo.sbom.json")
+    (folder / "packages.json").write_text(json.dumps(packages()))
+    words += ("--packages", "../packages.json")
     text = checked("add-jaxlib", "../before/zoo.aot", *words, "--key", "../ann.pub.pem", cwd=after)
     assert text == f"zoo.aot: 3 executables of jaxlib {HERE} added\n"
     sign(after, "bob")
@@ -117,6 +150,47 @@ def test_the_same_bytes_twice(material: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.aot").read_bytes() == (material / "after" / "zoo.aot").read_bytes()
     assert told["jaxlib"] == HERE
     assert told["sha256"] == hashlib.sha256((tmp_path / "x.aot").read_bytes()).hexdigest()
+
+
+def test_a_statement_has_the_packages_that_compiled(material: Path, tmp_path: Path) -> None:
+    """It is the same of Bazel's list of them and of pip's; without a list there is none."""
+    statement, path = json.loads((material / "after" / "zoo.intoto.json").read_text()), tmp_path / "report.json"
+    build = statement["predicate"]["buildDefinition"]
+    assert build["internalParameters"]["python"] == [platform.python_version()]
+    assert [wheel["uri"] for wheel in build["resolvedDependencies"][1:]] == [
+        f"pkg:pypi/jaxlib@{HERE}",
+        "pkg:pypi/ml-dtypes@0.5.1%2Blocal",
+    ]
+    listed = report_of(packages())
+    words = ("--statement", tmp_path / "x.intoto.json", "--sbom", tmp_path / "x.sbom.json")
+    before = material / "before" / "zoo.aot"
+    path.write_text(json.dumps(listed))
+    checked("add-jaxlib", before, "--output", tmp_path / "x.aot", *words, "--packages", path)
+    for name in ("intoto", "sbom"):
+        assert (tmp_path / f"x.{name}.json").read_bytes() == (material / "after" / f"zoo.{name}.json").read_bytes()
+    what = f"a statement and an SBOM list the packages that compile, Python {platform.python_version()} and jaxlib {HERE}"
+    assert refused(before, *words).startswith(f"--packages: {what}, and no list of them is given\n  write one, and")
+    listed["environment"]["python_full_version"] = "3.8.1"
+    path.write_text(json.dumps(listed))
+    assert refused(before, *words, "--packages", path).startswith(f"--packages: {what}, and the lists given are of others")
+    del listed["install"][0]["download_info"]["archive_info"]["hash"]
+    path.write_text(json.dumps(listed))
+    fault = f"{path}: not a list of packages: ml_dtypes is not a wheel with a sha256\n"
+    assert refused(before, *words, "--packages", path) == fault
+
+
+def test_the_report_of_pip_is_one() -> None:
+    words = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-index", "--quiet", "--report", "-"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tiny-1.0+a-py3-none-any.whl")
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr("tiny-1.0+a.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0+a\n")
+            wheel.writestr("tiny-1.0+a.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr("tiny-1.0+a.dist-info/RECORD", "")
+        done = subprocess.run([sys.executable, "-m", "pip", *words, path], check=True, capture_output=True, text=True)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    expected = Environment(platform.python_version(), (Wheel("tiny", "1.0+a", path.name, digest),))
+    assert read_environment(done.stdout) == expected
 
 
 def test_it_runs_without_compiling(material: Path) -> None:
