@@ -34,8 +34,8 @@ from stagec.bundle.provenance import Environment, Wheel, read_environment, state
 from stagec.bundle.verification import verify
 from stagec.bundle.writing import Member, extend
 from stagec.core.data.reading import RegularFile
-from tests.bundle import mutations
 from tests.building import checked, stagec as command
+from tests.bundle import mutations
 from tests.bundles import edited, edited_descriptions, edited_index
 from tests.registries import Registry, needs_registry
 from tests.signed import write_bundle_of, write_keys, write_provenance
@@ -74,7 +74,8 @@ def report_of(listed: dict[str, Any]) -> dict[str, Any]:
     """The same packages, as pip tells of them."""
     install = []
     for number, wheel in enumerate(reversed(listed["packages"])):
-        digest = {"hashes": {"sha256": wheel["sha256"]}, "hash": "x=y"} if number else {"hash": f"sha256={wheel['sha256']}"}
+        sha256 = wheel["sha256"]
+        digest = {"hashes": {"sha256": sha256}, "hash": "x=y"} if number else {"hash": f"sha256={sha256}"}
         url = f"https://index.example/{wheel['filename'].replace('+', '%2B')}#x/y"
         metadata = {"name": wheel["name"], "version": wheel["version"], "summary": "x"}
         install.append({"download_info": {"url": url, "archive_info": digest}, "metadata": metadata, "requested": True})
@@ -153,7 +154,7 @@ def test_the_same_bytes_twice(material: Path, tmp_path: Path) -> None:
 
 
 def test_a_statement_has_the_packages_that_compiled(material: Path, tmp_path: Path) -> None:
-    """It is the same of Bazel's list of them and of pip's; without a list there is none."""
+    """Bazel's list of them and the report of pip give the same one; without a list there is none."""
     statement, path = json.loads((material / "after" / "zoo.intoto.json").read_text()), tmp_path / "report.json"
     build = statement["predicate"]["buildDefinition"]
     assert build["internalParameters"]["python"] == [platform.python_version()]
@@ -168,11 +169,12 @@ def test_a_statement_has_the_packages_that_compiled(material: Path, tmp_path: Pa
     checked("add-jaxlib", before, "--output", tmp_path / "x.aot", *words, "--packages", path)
     for name in ("intoto", "sbom"):
         assert (tmp_path / f"x.{name}.json").read_bytes() == (material / "after" / f"zoo.{name}.json").read_bytes()
-    what = f"a statement and an SBOM list the packages that compile, Python {platform.python_version()} and jaxlib {HERE}"
-    assert refused(before, *words).startswith(f"--packages: {what}, and no list of them is given\n  write one, and")
+    here = f"Python {platform.python_version()} and jaxlib {HERE}"
+    what = f"--packages: a statement and an SBOM list the packages that compile, {here}"
+    assert refused(before, *words).startswith(f"{what}, and no list of them is given\n  write one, and")
     listed["environment"]["python_full_version"] = "3.8.1"
     path.write_text(json.dumps(listed))
-    assert refused(before, *words, "--packages", path).startswith(f"--packages: {what}, and the lists given are of others")
+    assert refused(before, *words, "--packages", path).startswith(f"{what}, and the lists given are of others")
     del listed["install"][0]["download_info"]["archive_info"]["hash"]
     path.write_text(json.dumps(listed))
     fault = f"{path}: not a list of packages: ml_dtypes is not a wheel with a sha256\n"
@@ -184,9 +186,12 @@ def test_the_report_of_pip_is_one() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tiny-1.0+a-py3-none-any.whl")
         with zipfile.ZipFile(path, "w") as wheel:
-            wheel.writestr("tiny-1.0+a.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0+a\n")
-            wheel.writestr("tiny-1.0+a.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr("tiny-1.0+a.dist-info/RECORD", "")
+            for name, text in {
+                "METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0+a\n",
+                "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+                "RECORD": "",
+            }.items():
+                wheel.writestr(f"tiny-1.0+a.dist-info/{name}", text)
         done = subprocess.run([sys.executable, "-m", "pip", *words, path], check=True, capture_output=True, text=True)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     expected = Environment(platform.python_version(), (Wheel("tiny", "1.0+a", path.name, digest),))
@@ -388,14 +393,14 @@ def test_a_jaxlib_that_the_first_bundle_serves(zoo: Path, tmp_path: Path) -> Non
         bases(Archive(bundle))
 
 
-def extended_by(archive: Archive, jaxlib: str) -> Archive:
+def extended_by(archive: Archive, release: str) -> Archive:
     """A bundle with one more addition, which says that another jaxlib made what this one did."""
     index = json.loads(archive.encoded_index)
-    name = f"base/{jaxlib}.json"
+    name = f"base/{release}.json"
     members = {name: archive.encoded_index, **{member: archive[member] for member in index.pop("members")}}
     for function in index["functions"].values():
         new = [row for row in function["executables"] if row["versions"]["jaxlib"] == HERE]
-        function["executables"] += [{**row, "versions": {**row["versions"], "jaxlib": jaxlib}} for row in new]
+        function["executables"] += [{**row, "versions": {**row["versions"], "jaxlib": release}} for row in new]
         function["executables"].sort(key=order)
     index["base"] = {"index": name, "sha256": archive.sha256()}
     members = dict(sorted(members.items()))
@@ -420,8 +425,8 @@ def test_many_additions_are_read_as_often_as_one(
         return sum(taken) / path.stat().st_size
 
     once = times(archive)
-    for jaxlib in ("0.9.1", "0.9.2", "0.9.3", "0.9.4"):
-        archive = extended_by(archive, jaxlib)
+    for release in ("0.9.1", "0.9.2", "0.9.3", "0.9.4"):
+        archive = extended_by(archive, release)
     assert len(bases(archive)) == 5
     assert times(archive) < once + 0.5
 
@@ -545,7 +550,8 @@ def test_a_registry_keeps_what_was_said_of_the_first(folder: Path, tmp_path: Pat
     registry, after = Registry(data), folder / "after"
     image, pulled = f"{registry.host}/zoo:1", tmp_path / "pulled"
     try:
-        about = [word for name in ("zoo.aot.dsse.json", "zoo.aot.2.dsse.json") for word in ("--signature", after / name)]
+        about: list[str | Path] = ["--signature", after / "zoo.aot.dsse.json"]
+        about += ["--signature", after / "zoo.aot.2.dsse.json"]
         about += ["--statement", after / "zoo.intoto.json", "--statement", folder / "before" / "zoo.intoto.json"]
         about += ["--sbom", after / "zoo.sbom.json"]
         checked("push", after / "zoo.aot", image, "--plain-http", *about, *container)

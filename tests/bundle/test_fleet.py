@@ -67,8 +67,9 @@ def test_what_nobody_knows_serves_nobody(tmp_path: Path) -> None:
         1,
         [
             *(
-                f"FAILED  serves      jaxlib {release}: no executable of shift; of the exported artifact: JAX promises that "
-                f"releases until {UNTIL} read it, and this stagec does not know of which day jaxlib {release} is"
+                f"FAILED  serves      jaxlib {release}: no executable of shift; of the exported artifact: "
+                f"JAX promises that releases until {UNTIL} read it, and this stagec does not know of which day "
+                f"jaxlib {release} is"
                 for release in ("99.0", "99.1")
             ),
             "ok      serves      jaxlib 0.12.0: 0 executables of 1 function, 1 of which is compiled there",

@@ -148,8 +148,9 @@ def test_a_copy_says_what_it_lacks_and_a_mirror_has_everything(
         plain = ["--src-tls-verify=false", "--dest-tls-verify=false", "--all", "--preserve-digests"]
         skopeo = ["skopeo", "--insecure-policy"]
         copied = ["copy", *plain, f"docker://{image}", f"docker://{registry.host}/copied/zoo:1"]
-        mirror = ["sync", *plain, "--src", "docker", "--dest", "docker", image.removesuffix(":1"), f"{registry.host}/mirror"]
-        for words in (copied, mirror):
+        sides = ["--src", "docker", "--dest", "docker"]
+        mirrored = ["sync", *plain, *sides, image.removesuffix(":1"), f"{registry.host}/mirror"]
+        for words in (copied, mirrored):
             subprocess.run([*skopeo, *words], check=True, capture_output=True)
         text = checked("pull", f"{registry.host}/copied/zoo:1", tmp_path / f"copied{len(more)}", "--plain-http")
         assert text.splitlines()[2:] == [

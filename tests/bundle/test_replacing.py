@@ -3,6 +3,7 @@
 Modules: `loader/bundle.py`, `pjrt/weights.py`.
 """
 
+import contextlib
 import gc
 import hashlib
 import json
@@ -316,7 +317,7 @@ def test_the_bytes_that_are_parsed_are_those_that_are_signed(
     assert len(text) == length
     other = right[:8] + text + right[8 + length :]
     checked("sign", second, "--model-signing", "--key", private)
-    opened = os.stat(second).st_ino
+    opened = second.stat().st_ino
     readings, read = 0, RegularFile.read
 
     def reading(file: RegularFile, start: int, size: int) -> bytes:
@@ -330,12 +331,10 @@ def test_the_bytes_that_are_parsed_are_those_that_are_signed(
 
     monkeypatch.setattr(RegularFile, "read", reading)
     with stagec.load(built, map_weights=False) as bundle:
-        try:
+        given = None
+        with contextlib.suppress(stagec.LoadError):
             given = bundle.with_weights(second, "w.safetensors", keys=[public])["apply"](X)
-        except stagec.LoadError as error:
-            assert shown <= readings, error
-        else:
-            assert np.array_equal(given, X @ -W.T + B)
+    assert shown <= readings if given is None else np.array_equal(given, X @ -W.T + B)
 
 
 def test_a_file_that_does_not_fit_is_not_read(built: Path, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_the_depth_has_a_limit(start: str, end: str) -> None:
 def test_a_long_string_is_cut_off_in_a_message() -> None:
     assert shown("a" * 60) == "a" * 60
     assert shown("a" * 61) == "a" * 57 + "..."
+    assert shown("é\nok \x1b[2J\u202e") == r"é\nok \x1b[2J\u202e"
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def made_from(python: list[str], **digests: str) -> dict[str, Any]:
     return {"internalParameters": {"python": python}, "resolvedDependencies": dependencies}
 
 
-def test_versions_are_told_whole_and_digests_by_their_start() -> None:
+def test_versions_are_whole_and_digests_are_cut() -> None:
     first = made_from(["3.11.2", "3.12.10", "3.13.0rc1"], jaxlib="a" * 64, numpy="b" * 64)
     second = made_from(["3.11.2", "3.12.11", "3.13.0rc1"], jaxlib="c" * 64, numpy="b" * 64, scipy="d" * 64)
     assert rebuilding._made_from(first, second) == [

@@ -77,8 +77,8 @@ def extended(
 def bases(archive: Archive) -> list[Base]:
     """Return the state of a bundle before each addition, the latest first; empty if there is none.
 
-    An addition has executables of one jaxlib, for targets and buckets that are there. The first bundle has no executable
-    of that jaxlib. So a machine that the first bundle serves runs only what its signature covers.
+    An addition has executables of one jaxlib, for targets and buckets that are there. The first bundle has no
+    executable of that jaxlib. So a machine that the first bundle serves runs only what its signature covers.
     Raises LoadError ("format", "digest") if an addition has, changed or removed anything else.
     """
     earlier: list[Base] = []
@@ -124,7 +124,8 @@ def _changed(
     index `after`.
     """
     listed = after["members"]
-    parts = [entry[key] for entry in itertools.chain(*added.values()) for key in ("executable", "description", "stablehlo")]
+    keys = ("executable", "description", "stablehlo")
+    parts = [entry[key] for entry in itertools.chain(*added.values()) for key in keys]
     more = {name: listed[name] for name in [*parts, after["base"]["index"]]}
     members = dict(sorted({**more, **before["members"]}.items()))
     versions = {key: value for key, value in after["versions"].items() if key == "stagec"}

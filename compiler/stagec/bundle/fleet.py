@@ -29,8 +29,8 @@ def serves(
 
     index: of a bundle. functions, targets: names, none: all. Of a row: "jaxlib", "function" (as in the index),
     "target", "ok", "executables" and "missing" (sizes, as a person reads them), and "exported": the fate of a call
-    without an executable. A function without any executable, of target "", is served if stagec knows that this jaxlib may
-    read its exported artifact. A function of `functions` has a row for each of `targets`.
+    without an executable. A function without any executable, of target "", is served if stagec knows that this jaxlib
+    may read its exported artifact. A function of `functions` has a row for each of `targets`.
     Raises StagecError for an unknown name, and if no function has a target of `targets`.
     """
     for what, names, known in (("function", functions, index["functions"]), ("target", targets, index["targets"])):

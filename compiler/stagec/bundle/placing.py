@@ -195,7 +195,7 @@ class Folder:
                 os.replace(old, _leaf(path), src_dir_fd=moves, dst_dir_fd=parent)
 
     def _about(self, name: str, suffix: str, digests: Collection[str]) -> bool | None:
-        """Whether a file is about a bundle with one of these digests, or is not for stagec to judge; None: no such file."""
+        """Whether a file is about a bundle with one of these digests, or is not for stagec to judge; None: no file."""
         try:
             with writing.made(self._top, name, make=False) as parent:
                 file = RegularFile(_leaf(name), parent)

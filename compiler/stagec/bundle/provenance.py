@@ -87,9 +87,10 @@ _REPORT = json_shapes.shape(
         ...: object,
     }
 )
-"""Shapes of a Bazel environment's packages.json, and of pip's report (pip.pypa.io/en/stable/reference/installation-report).
+"""Shapes of a Bazel environment's packages.json, and of a report of pip.
 
-Before 23.1, pip writes only `hash` ("sha256=...") for some wheels (https://github.com/pypa/pip/issues/11948).
+https://pip.pypa.io/en/stable/reference/installation-report. Before 23.1, pip writes only `hash` ("sha256=...") for some
+wheels (https://github.com/pypa/pip/issues/11948).
 """
 
 
@@ -108,7 +109,8 @@ def read_environment(text: str) -> Environment:
         if not filename.endswith(".whl") or "sha256" not in hashes:
             raise ValueError(f"{named['name']} is not a wheel with a sha256")
         wheels.append(Wheel(named["name"], named["version"], filename, hashes["sha256"]))
-    return Environment(data["environment"]["python_full_version"], tuple(sorted(wheels, key=lambda wheel: wheel.filename)))
+    wheels.sort(key=lambda wheel: wheel.filename)
+    return Environment(data["environment"]["python_full_version"], tuple(wheels))
 
 
 def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:

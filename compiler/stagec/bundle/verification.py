@@ -123,8 +123,8 @@ def _checks(
 def _base(archive: Archive, sha256: str, keys: Sequence[Path], signature: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Check the bundle before its additions, and its signatures. Raises LoadError.
 
-    sha256: of the file, if there are keys. It writes only the first bundle again: a hostile file has many additions, and
-    no signature is about the states between. The members of all states are those that were checked.
+    sha256: of the file, if there are keys. It writes only the first bundle again: a hostile file has many additions,
+    and no signature is about the states between. The members of all states are those that were checked.
     """
     before = bases(archive)
     first: Indexed = archive

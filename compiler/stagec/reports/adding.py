@@ -50,7 +50,8 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
     ]
     unsuitable = compatibility.refusal()
     problems += [Problem(archive.path, "", unsuitable)] if unsuitable else []
-    first = (bases(archive) or [archive])[-1].index
+    before = bases(archive)
+    first = before[-1].index if before else archive.index
     wanted = []
     for artifact, function in archive.index["functions"].items():
         entries = _missing(function, jaxlib, targets)

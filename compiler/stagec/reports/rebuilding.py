@@ -167,7 +167,7 @@ def _made_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]
     lines = []
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
-            # Versions are told whole: the twelfth character is in the middle of the second one.
+            # Versions are whole: the twelfth character is in the middle of the second one.
             given = [(sign, parts[name]) for sign, parts in (("-", before), ("+", after)) if name in parts]
             lines += [f"{sign} {name} {what if name == _PYTHON else what[:12]}" for sign, what in given]
     return lines

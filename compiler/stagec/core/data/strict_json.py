@@ -68,7 +68,7 @@ def shown(text: str) -> str:
     short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     if short.isprintable():
         return short
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in short)
 
 
 def difference(first: Any, second: Any, where: str = "") -> str | None:
@@ -86,8 +86,8 @@ def difference(first: Any, second: Any, where: str = "") -> str | None:
     else:
         pairs, rest = [], None if json.dumps(first) == json.dumps(second) else ""
     inside = (difference(was, is_now, where + step) for step, was, is_now in pairs)
-    found = next((path for path in inside if path is not None), None if rest is None else where + rest)
-    return found.removeprefix(".") if found is not None and not where else found
+    place = next((path for path in inside if path is not None), None if rest is None else where + rest)
+    return place.removeprefix(".") if place is not None and not where else place
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
