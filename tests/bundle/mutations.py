@@ -97,6 +97,24 @@ class Edit:
         return encode_index(root)
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """In the list or dict at `path` of a JSON text, two items change places, in a dict each with its key."""
+
+    path: Sequence[str | int]
+    first: int
+    second: int
+
+    def __call__(self, data: bytes) -> bytes:
+        root = json.loads(data)
+        node = functools.reduce(lambda node, key: node[key], self.path, root)
+        items = list(node.items() if isinstance(node, dict) else node)
+        items[self.first], items[self.second] = items[self.second], items[self.first]
+        node.clear()
+        (node.update if isinstance(node, dict) else node.extend)(items)
+        return encode_index(root)
+
+
 GROWN = 60_000
 """Bytes of what is repeated: enough to see that what reads it takes time by the square of them."""
 
@@ -229,7 +247,9 @@ def of_json(text: bytes) -> Changes:
     dicts = st.sampled_from([path for path, holder in holders if isinstance(holder, dict)])
     cuts = st.integers(0, 1)
     keys = st.sampled_from(("", "x", "format")) | item.map(lambda item: f"{item[1]}x") | st.text()
+    pairs = [(path, at) for path, holder in holders for at in range(len(holder) - 1)]
     return st.one_of(
+        st.builds(lambda at: Exchange(at[0], at[1], at[1] + 1), st.sampled_from(pairs)),
         st.builds(lambda at, twice: Grow(at[0], at[1], twice), item, st.booleans()),
         st.builds(lambda at, cut, new: Edit(at[0], at[1], cut, new), item, cuts, st.lists(value, max_size=2)),
         st.builds(Edit, dicts, keys, st.just(0), st.tuples(value)),

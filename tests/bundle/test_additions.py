@@ -6,9 +6,15 @@ Modules: `bundle/additions.py`, `cli/add_jaxlib.py`, `reports/adding.py`.
 """
 
 import datetime
+import functools
 import hashlib
 import json
+import platform
 import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +22,22 @@ from typing import Any
 import jaxlib
 import numpy as np
 import pytest
+from hypothesis import given, seed, settings, strategies as st
 
 import stagec
 from stagec.bundle import expiry
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table, pieces
-from stagec.bundle.provenance import statement_of_addition
+from stagec.bundle.attestation import subjects
+from stagec.bundle.index import order
+from stagec.bundle.provenance import Environment, Wheel, read_environment, statement_of_addition
 from stagec.bundle.verification import verify
+from stagec.bundle.writing import Member, extend
+from stagec.core.data.reading import RegularFile
 from tests.building import checked, stagec as command
+from tests.bundle import mutations
 from tests.bundles import edited, edited_descriptions, edited_index
+from tests.registries import Registry, needs_registry
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
 HERE = jaxlib.__version__
@@ -43,6 +56,33 @@ def made_by_another(bundle: Path, out: Path, **more: object) -> Path:
     return edited_index(bundle, out, edit)
 
 
+def packages() -> dict[str, Any]:
+    """The packages of this environment, as Bazel lists those of one."""
+    wheels = [
+        {
+            "name": name,
+            "version": version,
+            "filename": f"{name}-{version}-cp311-cp311-linux_x86_64.whl",
+            "sha256": hashlib.sha256(name.encode()).hexdigest(),
+        }
+        for name, version in (("jaxlib", HERE), ("ml_dtypes", "0.5.1+local"))
+    ]
+    return {"python": platform.python_version(), "packages": wheels}
+
+
+def report_of(listed: dict[str, Any]) -> dict[str, Any]:
+    """The same packages, as pip tells of them."""
+    install = []
+    for number, wheel in enumerate(reversed(listed["packages"])):
+        sha256 = wheel["sha256"]
+        digest = {"hashes": {"sha256": sha256}, "hash": "x=y"} if number else {"hash": f"sha256={sha256}"}
+        url = f"https://index.example/{wheel['filename'].replace('+', '%2B')}#x/y"
+        metadata = {"name": wheel["name"], "version": wheel["version"], "summary": "x"}
+        install.append({"download_info": {"url": url, "archive_info": digest}, "metadata": metadata, "requested": True})
+    environment = {"python_full_version": listed["python"], "os_name": "posix"}
+    return {"version": "1", "pip_version": "26.0", "install": install, "environment": environment}
+
+
 @pytest.fixture(scope="module")
 def material(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The keys of ann, bob and eve; in `before` a bundle that ann signed, in `after` an addition that bob signed."""
@@ -53,11 +93,14 @@ def material(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     before.mkdir()
     bundle = write_bundle_of(zoo, before, "loop", "mlp")
     made_by_another(bundle, bundle)
+    edited_index(bundle, bundle, lambda index: index["targets"].update(spare={**index["targets"]["cpu"]}))
     write_provenance(bundle)
     checked("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "../ann.pem", cwd=before)
     after.mkdir()
     shutil.copy(before / "zoo.aot.dsse.json", after)
     words = ("--output", "zoo.aot", "--statement", "zoo.intoto.json", "--sbom", "zoo.sbom.json")
+    (folder / "packages.json").write_text(json.dumps(packages()))
+    words += ("--packages", "../packages.json")
     text = checked("add-jaxlib", "../before/zoo.aot", *words, "--key", "../ann.pub.pem", cwd=after)
     assert text == f"zoo.aot: 3 executables of jaxlib {HERE} added\n"
     sign(after, "bob")
@@ -108,6 +151,51 @@ def test_the_same_bytes_twice(material: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.aot").read_bytes() == (material / "after" / "zoo.aot").read_bytes()
     assert told["jaxlib"] == HERE
     assert told["sha256"] == hashlib.sha256((tmp_path / "x.aot").read_bytes()).hexdigest()
+
+
+def test_a_statement_has_the_packages_that_compiled(material: Path, tmp_path: Path) -> None:
+    """Bazel's list of them and the report of pip give the same one; without a list there is none."""
+    statement, path = json.loads((material / "after" / "zoo.intoto.json").read_text()), tmp_path / "report.json"
+    build = statement["predicate"]["buildDefinition"]
+    assert build["internalParameters"]["python"] == [platform.python_version()]
+    assert [wheel["uri"] for wheel in build["resolvedDependencies"][1:]] == [
+        f"pkg:pypi/jaxlib@{HERE}",
+        "pkg:pypi/ml-dtypes@0.5.1%2Blocal",
+    ]
+    listed = report_of(packages())
+    words = ("--statement", tmp_path / "x.intoto.json", "--sbom", tmp_path / "x.sbom.json")
+    before = material / "before" / "zoo.aot"
+    path.write_text(json.dumps(listed))
+    checked("add-jaxlib", before, "--output", tmp_path / "x.aot", *words, "--packages", path)
+    for name in ("intoto", "sbom"):
+        assert (tmp_path / f"x.{name}.json").read_bytes() == (material / "after" / f"zoo.{name}.json").read_bytes()
+    here = f"Python {platform.python_version()} and jaxlib {HERE}"
+    what = f"--packages: a statement and an SBOM list the packages that compile, {here}"
+    assert refused(before, *words).startswith(f"{what}, and no list of them is given\n  write one, and")
+    listed["environment"]["python_full_version"] = "3.8.1"
+    path.write_text(json.dumps(listed))
+    assert refused(before, *words, "--packages", path).startswith(f"{what}, and the lists given are of others")
+    del listed["install"][0]["download_info"]["archive_info"]["hash"]
+    path.write_text(json.dumps(listed))
+    fault = f"{path}: not a list of packages: ml_dtypes is not a wheel with a sha256\n"
+    assert refused(before, *words, "--packages", path) == fault
+
+
+def test_the_report_of_pip_is_one() -> None:
+    words = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--no-index", "--quiet", "--report", "-"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tiny-1.0+a-py3-none-any.whl")
+        with zipfile.ZipFile(path, "w") as wheel:
+            for name, text in {
+                "METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0+a\n",
+                "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+                "RECORD": "",
+            }.items():
+                wheel.writestr(f"tiny-1.0+a.dist-info/{name}", text)
+        done = subprocess.run([sys.executable, "-m", "pip", *words, path], check=True, capture_output=True, text=True)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    expected = Environment(platform.python_version(), (Wheel("tiny", "1.0+a", path.name, digest),))
+    assert read_environment(done.stdout) == expected
 
 
 def test_it_runs_without_compiling(material: Path) -> None:
@@ -163,9 +251,10 @@ def change_and_sign(folder: Path, edit: Callable[[dict[str, bytes]], object]) ->
     """Change the bundle with the addition, and let bob, who is trusted, sign that."""
     bundle = folder / "after" / "zoo.aot"
     edited(bundle, bundle, edit)
-    archive = Archive(bundle)
-    statement = statement_of_addition(archive, archive.sha256(), [])
-    (folder / "after" / "zoo.intoto.json").write_text(statement)
+    archive, statement = Archive(bundle), json.loads((folder / "after" / "zoo.intoto.json").read_text())
+    digests = {"zoo.aot": archive.sha256(), **subjects(archive)}
+    statement["subject"] = [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()]
+    (folder / "after" / "zoo.intoto.json").write_text(json.dumps(statement))
     (folder / "after" / "zoo.aot.2.dsse.json").unlink()
     sign(folder / "after", "bob")
 
@@ -184,9 +273,9 @@ def test_an_old_member_that_an_addition_changed(folder: Path) -> None:
         again(members, lambda index: None)
 
     edited(folder / "after" / "zoo.aot", folder / "after" / "zoo.aot", swap)
-    assert report(folder) == ("refused", "base", "an addition changed what was there: members.loop.exported")
+    assert report(folder) == ("refused", "base", "an addition changed what was there: members.loop.exported.sha256")
     with pytest.raises(stagec.LoadError, match="changed what was there"):
-        change_and_sign(folder, lambda members: None)
+        statement_of_addition(Archive(folder / "after" / "zoo.aot"), "0" * 64, [])
 
 
 def test_an_old_executable_that_an_addition_took_away(folder: Path) -> None:
@@ -197,6 +286,149 @@ def test_an_old_executable_that_an_addition_took_away(folder: Path) -> None:
 
     edited(folder / "after" / "zoo.aot", folder / "after" / "zoo.aot", remove)
     assert report(folder) == ("refused", "base", "an addition changed what was there: functions.loop.executables")
+
+
+def without(index: dict[str, Any], before: dict[str, Any]) -> bytes:
+    """The index of a bundle without the executables of this jaxlib, and with what each addition writes again."""
+    for function in index["functions"].values():
+        function["executables"] = [row for row in function["executables"] if row["versions"]["jaxlib"] != HERE]
+    index.pop("base")
+    members = {name: entry for name, entry in index.pop("members").items() if name in before["members"]}
+    return encode_index({**index, "format": before["format"], "versions": before["versions"], "members": members})
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_an_addition_has_new_executables_and_nothing_else(material: Path, chunk: int) -> None:
+    """Of any change that is taken, what is not of the new jaxlib is what was there, byte for byte."""
+    archive, before = Archive(material / "after" / "zoo.aot"), Archive(material / "before" / "zoo.aot")
+    members = {name: archive[name] for name in archive.index["members"]}
+    assert without(json.loads(archive.encoded_index), dict(before.index)) == before.encoded_index
+    taken = []
+
+    @settings(max_examples=250, deadline=None, database=None)
+    @seed(chunk)
+    @given(st.lists(mutations.of_json(archive.encoded_index), min_size=1, max_size=2))
+    def check(changes: list[mutations.Change]) -> None:
+        try:
+            index = functools.reduce(lambda text, change: change(text), changes, archive.encoded_index)
+            changed = Archive("x", encode({INDEX: index, **members}))
+            assert len(bases(changed)) == 1
+        except (KeyError, IndexError, TypeError, AttributeError):  # the second change is of what the first removed
+            return
+        except stagec.LoadError:
+            return
+        taken.append(index)
+        assert without(dict(changed.index), dict(before.index)) == before.encoded_index
+
+    check()
+    assert archive.encoded_index in taken or any(index != archive.encoded_index for index in taken)
+
+
+def exchanged(node: dict[str, Any]) -> dict[str, Any]:
+    """The same keys and values in the opposite order."""
+    return dict(reversed(node.items()))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("in_tree", "changed what was there: functions.mlp.in_tree.tuple[0].tuple[0].dict (the order of its keys)"),
+        ("targets", "changed what was there: targets (the order of its keys)"),
+        ("bucket", "has executables of one new jaxlib: mlp had no executable for cpu, batch = 2"),
+        ("two jaxlibs", f"has executables of one new jaxlib: it has those of {HERE}, 0.9.8"),
+        ("none", "has executables of one new jaxlib: it has those of none"),
+        ("more members", "changed what was there: members.more"),
+    ],
+)
+def test_what_an_addition_may_not_have(folder: Path, change: str, said: str) -> None:
+    """Not even where one who is trusted with additions signs it: a person trusts the first bundle for the rest."""
+
+    digest = Archive(folder / "after" / "zoo.aot").sha256()
+
+    def edit(index: dict[str, Any]) -> None:
+        mlp = index["functions"]["mlp"]
+        new = next(row for row in mlp["executables"] if row["versions"]["jaxlib"] == HERE)
+        if change == "in_tree":
+            params = mlp["in_tree"]["tuple"][0]["tuple"][0]
+            params["dict"] = exchanged(params["dict"])
+        elif change == "targets":
+            index["targets"] = exchanged(index["targets"])
+        elif change == "bucket":
+            mlp["executables"].append({**new, "bucket": {"batch": 2}})
+        elif change == "two jaxlibs":
+            new["versions"]["jaxlib"] = "0.9.8"
+        elif change == "none":
+            index["base"] = {"index": "base/again.json", "sha256": digest}
+        for function in index["functions"].values():
+            function["executables"].sort(key=order)
+
+    def apply(members: dict[str, bytes]) -> None:
+        if change == "more members":
+            members["more"] = b"more"
+        if change == "none":
+            members["base/again.json"] = members[INDEX]
+        again(members, edit)
+        rest = sorted((name, data) for name, data in members.items() if name != INDEX)
+        first = members[INDEX]
+        members.clear()
+        members.update({INDEX: first, **dict(rest)})
+
+    change_and_sign(folder, apply)
+    assert report(folder, "bob", base="ann") == ("refused", "base", f"an addition {said}")
+
+
+def test_a_jaxlib_that_the_first_bundle_serves(zoo: Path, tmp_path: Path) -> None:
+    """Its machines run what the first signature covers, so no addition has one more executable for them."""
+    bundle = write_bundle_of(zoo, tmp_path, "loop", "mlp")
+    edited_descriptions(bundle, bundle, "loop", lambda d: d["versions"].update(jaxlib="0.9.9"))
+    assert refused(bundle) == (
+        f"it was built with executables of jaxlib {HERE}, and lacks some: an addition is of a new jaxlib\n"
+        "  name it in the manifest for all targets, and build again\n"
+    )
+    stem = zoo.parent / "zoo.loop.cpu"
+    parts = (Path(f"{stem}{suffix}").read_bytes() for suffix in (".xla", ".json", ".stablehlo.mlirbc"))
+    members = extend(Archive(bundle), [Member(f"zoo.loop.cpu.jaxlib-{HERE}", *parts)])
+    bundle.write_bytes(encode(members))
+    with pytest.raises(stagec.LoadError, match=f"one new jaxlib: the first bundle has those of {HERE}"):
+        bases(Archive(bundle))
+
+
+def extended_by(archive: Archive, release: str) -> Archive:
+    """A bundle with one more addition, which says that another jaxlib made what this one did."""
+    index = json.loads(archive.encoded_index)
+    name = f"base/{release}.json"
+    members = {name: archive.encoded_index, **{member: archive[member] for member in index.pop("members")}}
+    for function in index["functions"].values():
+        new = [row for row in function["executables"] if row["versions"]["jaxlib"] == HERE]
+        function["executables"] += [{**row, "versions": {**row["versions"], "jaxlib": release}} for row in new]
+        function["executables"].sort(key=order)
+    index["base"] = {"index": name, "sha256": archive.sha256()}
+    members = dict(sorted(members.items()))
+    text = encode_index({**index, "members": members_table(members)})
+    return Archive("x", encode({INDEX: text, **members}))
+
+
+def test_many_additions_are_read_as_often_as_one(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may write a file of gigabytes with 64 additions."""
+    archive, read = Archive(material / "after" / "zoo.aot"), RegularFile.read
+    taken: list[int] = []
+    monkeypatch.setattr(RegularFile, "read", lambda *words: taken.append(words[2]) or read(*words))
+
+    def times(archive: Archive) -> float:
+        path = tmp_path / "zoo.aot"
+        path.write_bytes(encode({INDEX: archive.encoded_index, **{n: archive[n] for n in archive.index["members"]}}))
+        taken.clear()
+        verdict = verify(str(path), [])
+        assert verdict["verdict"] == "intact", verdict
+        return sum(taken) / path.stat().st_size
+
+    once = times(archive)
+    for release in ("0.9.1", "0.9.2", "0.9.3", "0.9.4"):
+        archive = extended_by(archive, release)
+    assert len(bases(archive)) == 5
+    assert times(archive) < once + 0.5
 
 
 def test_an_addition_to_another_bundle(folder: Path) -> None:
@@ -308,3 +540,38 @@ def test_what_the_bundle_does_not_have(folder: Path) -> None:
         f"loop.cpu.jaxlib-{HERE}: made of what is in the bundle, it is another program than the one for jaxlib 0.9.9\n"
         "  source of loop differ; name the targets that can be compiled: --target NAME\n"
     )
+
+
+@needs_registry
+@pytest.mark.parametrize("container", [(), ("--container",)], ids=["model", "container"])
+def test_a_registry_keeps_what_was_said_of_the_first(folder: Path, tmp_path: Path, container: tuple[str, ...]) -> None:
+    """The flow of docs/fleet.md, with a registry between: both signatures are there, and a second pull keeps them."""
+    (data := tmp_path / "registry").mkdir()
+    registry, after = Registry(data), folder / "after"
+    image, pulled = f"{registry.host}/zoo:1", tmp_path / "pulled"
+    try:
+        about: list[str | Path] = ["--signature", after / "zoo.aot.dsse.json"]
+        about += ["--signature", after / "zoo.aot.2.dsse.json"]
+        about += ["--statement", after / "zoo.intoto.json", "--statement", folder / "before" / "zoo.intoto.json"]
+        about += ["--sbom", after / "zoo.sbom.json"]
+        checked("push", after / "zoo.aot", image, "--plain-http", *about, *container)
+        for _ in range(2):
+            told = json.loads(checked("pull", image, pulled, "--plain-http", "--json"))
+            assert sorted(told["files"]) == [
+                "zoo.2.intoto.json",
+                "zoo.aot",
+                "zoo.aot.2.dsse.json",
+                "zoo.aot.dsse.json",
+                "zoo.intoto.json",
+                "zoo.sbom.json",
+            ]
+            assert (told["left_out"], told["removed"], told["missing"]) == ({}, [], [])
+        words = ("--key", folder / "bob.pub.pem", "--base-key", folder / "ann.pub.pem")
+        assert checked("verify", pulled / "zoo.aot", *words).endswith("zoo.aot: verified\n")
+        # What is of another bundle stays out, as before.
+        (other := tmp_path / "other").mkdir()
+        shutil.copy(folder / "before" / "zoo.aot", other)
+        done = command("push", other / "zoo.aot", image, "--plain-http", "--signature", after / "zoo.aot.2.dsse.json")
+        assert (done.returncode, "another bundle was signed" in done.stderr) == (2, True)
+    finally:
+        registry.close()

@@ -3,6 +3,7 @@
 Modules: `cli/describe_weights.py`.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from safetensors.numpy import save_file
 import stagec
 from stagec.bundle import external
 from stagec.bundle.archive import Archive
+from stagec.core.data.reading import RegularFile
 from tests.building import COMPILER, build, checked, stagec as command
 from tests.bundles import edited_index
 from tests.signed import write_keys, write_provenance
@@ -288,6 +290,32 @@ def test_what_is_read_does_not_change(built: Path, tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
         with pytest.raises(stagec.LoadError, match="it changed since"):
             bundle["shift"](np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("shown", range(1, 5))
+def test_a_description_is_of_the_bytes_that_are_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: int
+) -> None:
+    """Somebody who can write into the file shows another one at one reading of it."""
+    path, read, readings = tmp_path / "w.safetensors", RegularFile.read, [0]
+    known, contents = {}, []
+    for names in ("ab", "ba"):
+        places = {name: [8 * place, 8 * place + 8] for place, name in enumerate(names)}
+        entries = {name: {"dtype": "F32", "shape": [2], "data_offsets": place} for name, place in places.items()}
+        header = json.dumps(entries).encode()
+        contents.append(len(header).to_bytes(8, "little") + header + bytes(range(16)))
+        path.write_bytes(contents[-1])
+        known[hashlib.sha256(contents[-1]).hexdigest()] = external.describe(path)
+
+    def reading(file: RegularFile, start: int, size: int) -> bytes:
+        readings[0] += 1
+        with path.open("r+b") as writer:
+            writer.write(contents[readings[0] == shown])
+        return read(file, start, size)
+
+    monkeypatch.setattr(RegularFile, "read", reading)
+    described = external.describe(path)
+    assert known.get(described["sha256"], described) == described
 
 
 def test_explain_load_needs_no_weights(built: Path, tmp_path: Path) -> None:

@@ -14,13 +14,15 @@ from stagec.bundle import fleet
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive, pieces
 from stagec.core.sizes.avals import parse_aval
+from stagec.core.telling.errors import StagecError
 from stagec.loader.selection import Asked, offers, select
 from stagec.pjrt.host import Host, Platform
 from stagec.reports.overview import Sources, collect
 from tests.building import ROOT, checked, stagec as command
-from tests.bundles import edited_index
+from tests.bundles import edited_index, without_executables
 
 BUNDLE = ROOT / "tests" / "corpus" / "2026-11-fleet-bundles" / "format-6.aot"
+UNTIL = Archive(BUNDLE).index["functions"]["shift"]["readable_until"]
 BOTH = ("--serves", "jaxlib==0.10.1", "--serves", "jaxlib==0.10.2")
 
 
@@ -54,6 +56,39 @@ def test_a_fleet_that_is_not_served() -> None:
             "exported": "jaxlib 0.12.0 reads it, by JAX's promise",
         }
     ]
+
+
+def test_what_nobody_knows_serves_nobody(tmp_path: Path) -> None:
+    """A bundle without executables, and a jaxlib that is not out yet."""
+    path = without_executables(BUNDLE, tmp_path / "x.aot")
+    edited_index(path, path, lambda index: (index.update(format=3), index.pop("base")))
+    done = command("verify", path, "--serves", "jaxlib==99.0", "--serves", "jaxlib==99.1", "--serves", "jaxlib==0.12.0")
+    assert (done.returncode, done.stdout.splitlines()[-3:]) == (
+        1,
+        [
+            *(
+                f"FAILED  serves      jaxlib {release}: no executable of shift; of the exported artifact: "
+                f"JAX promises that releases until {UNTIL} read it, and this stagec does not know of which day "
+                f"jaxlib {release} is"
+                for release in ("99.0", "99.1")
+            ),
+            "ok      serves      jaxlib 0.12.0: 0 executables of 1 function, 1 of which is compiled there",
+        ],
+    )
+    (row,) = fleet.serves(index(executables=[], readable_until="unknown"), ["99"])
+    assert (row["ok"], row["exported"]) == (False, "this stagec does not know jaxlib 99")
+
+
+def test_a_function_that_is_named_has_every_target_that_is_named() -> None:
+    other = index()
+    other["targets"]["gpu"] = other["targets"]["cpu-avx2"]
+    words = ["0.10.1"], ["shift"]
+    assert [row["ok"] for row in fleet.serves(other, *words, ["cpu-avx2"])] == [True]
+    rows = fleet.serves(other, *words, ["gpu", "cpu-avx2"])
+    assert [(row["target"], row["ok"]) for row in rows] == [("gpu", False), ("cpu-avx2", True)]
+    assert fleet.summary(rows).startswith("no executable of shift for gpu; of the exported artifact: ")
+    with pytest.raises(StagecError, match="no function has executables for gpu"):
+        fleet.serves(other, ["0.10.1"], [], ["gpu"])
 
 
 def test_a_damaged_bundle_serves_nobody(tmp_path: Path) -> None:

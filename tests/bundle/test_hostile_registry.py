@@ -80,6 +80,10 @@ def edits(change: Callable[[dict[str, Any]], None], what: str) -> Any:
             lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "w/" * 600 + "w"}), "does not name a file in "
         ),
         edits(lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "a\x1b[2J"}), "does not name a file in "),
+        edits(
+            lambda m: m["layers"][1]["annotations"].update({layout.TITLE: "a\n7a38bf81f383  /srv/zoo.aot"}),
+            "does not name a file in the folder: a\\n7a38bf81f383  /srv/zoo.aot",
+        ),
         edits(lambda m: m["layers"][1]["annotations"].clear(), "a layer does not name a file in the folder: "),
         edits(lambda m: m["layers"][1].update(digest="sha256:../../x"), "expected a digest, sha256:..."),
         edits(lambda m: m.update(mediaType="application/x"), "mediaType: "),
@@ -128,6 +132,16 @@ def test_container_images(hostile: Hostile, tmp_path: Path, files: list[tuple[st
     folder.mkdir()
     (folder / ".stagec-pull").mkdir()
     assert what in refused(hostile, folder)
+
+
+def test_the_image_of_a_server(hostile: Hostile, tmp_path: Path) -> None:
+    """Its first layers are those of its base, which name no file."""
+    manifest = container(hostile, ("base", b"base"), tar_of("zoo.aot", b"zoo"))
+    del manifest["layers"][0]["annotations"]
+    hostile.add(manifest, "1")
+    assert refused(hostile, tmp_path / "x") == (
+        "HOST/x:1 is not a bundle: a layer names no file, as in the image of a server"
+    )
 
 
 def test_an_index_that_leads_elsewhere(hostile: Hostile, tmp_path: Path) -> None:

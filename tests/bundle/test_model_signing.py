@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import stagec
 from stagec.bundle.dsse import Envelope
+from stagec.core.data.reading import RegularFile
 from tests.building import ROOT, checked, stagec as command
 from tests.signed import CURVES, write_bundle_of, write_curve, write_keys, write_provenance
 
@@ -58,6 +59,27 @@ def test_the_package_verifies_what_we_sign_and_we_verify_what_it_signs(
         signing.Config().use_elliptic_key_signer(private_key=private).sign(model, theirs)
         verified = checked("verify", release, "--key", public, "--signature", theirs)
         assert "ok      signatures  1 of 1 keys signed, 1 must: " in verified
+
+
+def test_a_file_is_hashed_once_for_all_signatures(
+    release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may put copies of one signature beside a file of gigabytes."""
+    private, public = write_curve(tmp_path, "key", CURVES["P-256"])
+    checked("sign", release, "--model-signing", "--key", private)
+    copies = [tmp_path / f"{number}.sig" for number in range(20)]
+    for path in copies:
+        shutil.copy(f"{release}.sig", path)
+    taken, read = [0], RegularFile.read
+
+    def reading(file: RegularFile, start: int, size: int) -> bytes:
+        taken[0] += size
+        return read(file, start, size)
+
+    monkeypatch.setattr(RegularFile, "read", reading)
+    signatures = sum(path.stat().st_size for path in copies)
+    stagec.load(release, keys=[public], signature=copies).close()
+    assert release.stat().st_size < taken[0] - signatures < 2 * release.stat().st_size
 
 
 @pytest.mark.parametrize("curve", CURVES)

@@ -150,7 +150,7 @@ def test_a_list_of_packages_that_is_none(bundle: Path, tmp_path: Path) -> None:
         *("--manifest", "m", bundle, "--packages", "packages.json"),
         cwd=tmp_path,
     )
-    assert (done.returncode, done.stderr) == (2, "packages.json: not a list of packages: KeyError('python')\n")
+    assert (done.returncode, done.stderr) == (2, "packages.json: not a list of packages: the key 'python' is missing\n")
     assert [path.name for path in tmp_path.iterdir()] == ["packages.json"]
 
 

@@ -133,6 +133,36 @@ def test_a_signature_that_comes_later_is_added(bundles: tuple[Path, Path], regis
     assert names == ["zoo.aot", "zoo.aot.2.dsse.json", "zoo.aot.dsse.json", "zoo.intoto.json", "zoo.sbom.json"]
 
 
+def test_a_copy_says_what_it_lacks_and_a_mirror_has_everything(
+    bundles: tuple[Path, Path], registry: Registry, tmp_path: Path
+) -> None:
+    """skopeo copies an image without what refers to it; it takes a repository with all tags."""
+    work, image = tmp_path / "work", f"{registry.host}/models/zoo:1"
+    shutil.copytree(bundles[0].parent, work)
+    statement, sbom = write_provenance(work / "zoo.aot")
+    private, public = write_keys(tmp_path, "key")
+    checked("sign", work / "zoo.aot", "--statement", statement, "--key", private)
+    about = ("--statement", statement, "--sbom", sbom, "--signature", work / "zoo.aot.dsse.json")
+    for more in ((), ("--container",)):
+        push(work / "zoo.aot", image, *about, *more)
+        plain = ["--src-tls-verify=false", "--dest-tls-verify=false", "--all", "--preserve-digests"]
+        skopeo = ["skopeo", "--insecure-policy"]
+        copied = ["copy", *plain, f"docker://{image}", f"docker://{registry.host}/copied/zoo:1"]
+        sides = ["--src", "docker", "--dest", "docker"]
+        mirrored = ["sync", *plain, *sides, image.removesuffix(":1"), f"{registry.host}/mirror"]
+        for words in (copied, mirrored):
+            subprocess.run([*skopeo, *words], check=True, capture_output=True)
+        text = checked("pull", f"{registry.host}/copied/zoo:1", tmp_path / f"copied{len(more)}", "--plain-http")
+        assert text.splitlines()[2:] == [
+            "missing       zoo.intoto.json, zoo.sbom.json, zoo.aot.dsse.json: the registry has none about this image; "
+            "skopeo copy leaves them behind, skopeo sync takes them"
+        ]
+        folder = tmp_path / f"mirror{len(more)}"
+        told = json.loads(checked("pull", f"{registry.host}/mirror/zoo:1", folder, "--plain-http", "--json"))
+        assert (len(told["files"]), told["missing"]) == (5, [])
+        checked("verify", folder / "zoo.aot", "--key", public)
+
+
 def test_a_second_version_moves_only_what_changed(
     bundles: tuple[Path, Path], registry: Registry, tmp_path: Path
 ) -> None:

@@ -3,11 +3,14 @@
 Modules: `loader/bundle.py`, `pjrt/weights.py`.
 """
 
+import contextlib
 import gc
 import hashlib
+import json
 import os
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import stagec
+from stagec.core.data.reading import RegularFile
 from stagec.pjrt.executable import Executable
 from tests.building import COMPILER, build, checked
 from tests.bundles import only
@@ -203,13 +207,10 @@ def refused(bundle: stagec.Bundle, *given: Any, **options: Any) -> tuple[str, st
 
 def test_everything_that_is_wrong_is_told(built: Path, tmp_path: Path) -> None:
     bundle, path = stagec.load(built), tmp_path / "v2.safetensors"
-    digest = "0" * 64
     save_file({"w": W.T.copy(), "c": B, "table": np.zeros(2**18, np.float32)}, path)
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert refused(bundle, path, "w.safetensors", sha256=digest) == (
+    assert refused(bundle, path, "w.safetensors", sha256="0" * 64) == (
         "weights",
         f"{path}: cannot take the place of w.safetensors in {built}:\n"
-        f"  its sha256 is {sha256}; expected {digest}\n"
         "  it lacks b (f32[5]); save it under this name\n"
         "  w is f32[3,5]; expected f32[5,3]\n"
         "  table is a constant in baked, which cannot change; make it an argument, and bind it\n"
@@ -262,6 +263,11 @@ def test_a_digest_is_compared(built: Path, second: Path) -> None:
     sha256 = hashlib.sha256(second.read_bytes()).hexdigest()
     with stagec.load(built) as bundle:
         assert has(bundle.with_weights(second, "w.safetensors", sha256=sha256), -W)
+        assert refused(bundle, second, "w.safetensors", sha256="0" * 64) == (
+            "weights",
+            f"{second}: cannot take the place of w.safetensors in {built}:\n"
+            f"  its sha256 is {sha256}; expected {'0' * 64}",
+        )
 
 
 def test_what_is_read_and_not_mapped_is_what_was_checked(built: Path, second: Path) -> None:
@@ -289,9 +295,73 @@ def test_a_signature_is_checked_before_anything_is_parsed(built: Path, second: P
     assert refused(bundle, second, "w.safetensors", keys=[stranger])[0] == "signature"
     assert refused(bundle, second, "w.safetensors", keys=[])[0] == "key"
     assert refused(bundle, second, "w.safetensors", signature=signature)[0] == "key"
-    second.write_bytes(b"x")  # not a safetensors file, which nobody finds out
+    second.write_bytes((2).to_bytes(8, "little") + b"{x")  # not a header, which nobody finds out
     code, what = refused(bundle, second, "w.safetensors", keys=[public])
     assert (code, "no file of it has the sha256" in what) == ("signature", True)
+    second.write_bytes(b"x")  # nothing to parse, and nothing to hash
+    assert refused(bundle, second, "w.safetensors", keys=[public])[0] == "weights"
+
+
+@pytest.mark.parametrize("shown", range(1, 9))
+def test_the_bytes_that_are_parsed_are_those_that_are_signed(
+    built: Path, second: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: int
+) -> None:
+    """Somebody who can write into the file shows another one at one reading of it, and the signed one at all others."""
+    private, public = write_curve(tmp_path, "key", CURVES["P-256"])
+    right = second.read_bytes()
+    length = int.from_bytes(right[:8], "little")
+    header = json.loads(right[8 : 8 + length])
+    places = {"w": [20, 80], "b": [0, 20]} if header["b"]["data_offsets"][0] else {"w": [0, 60], "b": [60, 80]}
+    header = {name: {**header[name], "data_offsets": place} for name, place in places.items()}
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    other = right[:8] + text + right[8 + length :]
+    checked("sign", second, "--model-signing", "--key", private)
+    opened = second.stat().st_ino
+    readings, read = 0, RegularFile.read
+
+    def reading(file: RegularFile, start: int, size: int) -> bytes:
+        nonlocal readings
+        if os.fstat(file.descriptor).st_ino != opened:
+            return read(file, start, size)
+        readings += 1
+        with second.open("r+b") as writer:
+            writer.write(other if readings == shown else right)
+        return read(file, start, size)
+
+    monkeypatch.setattr(RegularFile, "read", reading)
+    with stagec.load(built, map_weights=False) as bundle:
+        given = None
+        with contextlib.suppress(stagec.LoadError):
+            given = bundle.with_weights(second, "w.safetensors", keys=[public])["apply"](X)
+    assert shown <= readings if given is None else np.array_equal(given, X @ -W.T + B)
+
+
+def test_a_file_that_does_not_fit_is_not_read(built: Path, tmp_path: Path) -> None:
+    """A sparse file of terabytes is made in no time; to hash it takes hours."""
+    _, public = write_curve(tmp_path, "key", CURVES["P-256"])
+    path = tmp_path / "v2.safetensors"
+    size = 2**42
+
+    def write(header: object, text: str = "") -> None:
+        data = (text or json.dumps(header)).encode()
+        with path.open("wb") as file:
+            file.write(len(data).to_bytes(8, "little") + data)
+            file.truncate(8 + len(data) + size)
+
+    start = time.process_time()
+    with stagec.load(built) as bundle:
+        write({"w": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, size]}})
+        expected = ["it lacks b (f32[5]); save it under this name", "w is f32[1099511627776]; expected f32[5,3]"]
+        for options in ({}, {"sha256": "0" * 64}):
+            code, what = refused(bundle, path, "w.safetensors", **options)
+            assert (code, what.splitlines()[1:]) == ("weights", [f"  {line}" for line in expected])
+        assert refused(bundle, path, "w.safetensors", keys=[public])[0] == "signature"
+        write({}, "x")
+        assert refused(bundle, path, "w.safetensors", keys=[public])[0] == "weights"
+        write({})
+        assert "its arrays end after 0 bytes" in refused(bundle, path, "w.safetensors")[1]
+    assert time.process_time() - start < 5
 
 
 def test_the_package_of_model_signing_verifies_signed_weights(second: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stagec.core.data.strict_json import DEEPEST, parse, shown
+from stagec.core.data.strict_json import DEEPEST, difference, parse, shown
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,25 @@ def test_the_depth_has_a_limit(start: str, end: str) -> None:
 def test_a_long_string_is_cut_off_in_a_message() -> None:
     assert shown("a" * 60) == "a" * 60
     assert shown("a" * 61) == "a" * 57 + "..."
+    assert shown("é\nok \x1b[2J\u202e") == r"é\nok \x1b[2J\u202e"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "where"),
+    [
+        ({"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}, None),
+        ({"a": [1, {"b": None}]}, {"a": [1, {"b": 0}]}, "a[1].b"),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2, "b": 1}}, "a (the order of its keys)"),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3, "b": 1}}, "a.c"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, " (the order of its keys)"),
+        ({"a": {}}, {"a": {"b": 1}}, "a.b"),
+        ({"a": [1]}, {"a": [1, 2]}, "a"),
+        ({"a": {}}, {"a": []}, "a"),
+        (1, True, ""),
+        (1, 1.0, ""),
+        (0.0, -0.0, ""),
+    ],
+)
+def test_where_values_differ(first: object, second: object, where: str | None) -> None:
+    assert difference(first, second) == where
+    assert (json.dumps(first) == json.dumps(second)) == (where is None)

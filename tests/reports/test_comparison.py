@@ -6,11 +6,14 @@ Modules: `cli/diff.py`.
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stagec.reports import comparison
 from tests.building import build, checked, stagec
+from tests.bundles import edited_index
+from tests.signed import write_bundle_of
 
 SUFFIXES = ".cpu.json", ".cpu.stablehlo.mlirbc", ".cpu.xla", ".exported", ".exported.json"
 MODULE = "func.func public @main(%arg0: tensor<{n}xf32>) -> tensor<{n}xf32> {{\n  return %arg0 : tensor<{n}xf32>\n}}\n"
@@ -134,6 +137,27 @@ def test_values_are_told_as_a_person_writes_them() -> None:
         "      in_tree: + args[0]['c']",
         "      out_tree: result[1]: list of 1 -> tuple of 1",
     ]
+
+
+@pytest.mark.parametrize("change", ["in_tree", "bind"])
+def test_what_another_order_means(zoo: Path, tmp_path: Path, change: str) -> None:
+    """Keys of a tree in another order are other arguments; a file that differs anywhere is not the same."""
+
+    def edit(index: dict[str, Any]) -> None:
+        function = index["functions"]["mlp"]
+        if change == "bind":
+            function["padding"] = {"batch": {"fill": 1.0, "mask": ""}}
+            return
+        params = function["in_tree"]["tuple"][0]["tuple"][0]
+        params["dict"] = dict(reversed(params["dict"].items()))
+
+    edited_index(write_bundle_of(zoo, tmp_path, "mlp"), tmp_path / "other.aot", edit)
+    told = {
+        "in_tree": ["functions", "  ~ mlp", "      in_tree: args[0]: dict of b, w -> dict of w, b"],
+        "bind": ["bundle", "  ~ index.json: functions.mlp.padding.batch", "      sha256: # -> #"],
+    }[change]
+    done = stagec("diff", "zoo.aot", "other.aot", cwd=tmp_path)
+    assert (done.returncode, re.sub(r"[0-9a-f]{12}", "#", done.stdout).splitlines()) == (1, told)
 
 
 def test_what_is_no_bundle(bundles: Path) -> None:

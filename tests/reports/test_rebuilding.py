@@ -1,6 +1,6 @@
 """`stagec rebuild` with statements that somebody damaged: one error each, and nothing is read that it must not.
 
-Modules: `cli/rebuild.py`.
+Modules: `cli/rebuild.py`, `reports/rebuilding.py`.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import pytest
 
 from stagec.bundle import provenance
 from stagec.bundle.archive import Archive
+from stagec.reports import rebuilding
 from tests.building import stagec
 
 MANIFEST = b"[manifest]\n"
@@ -113,3 +114,22 @@ def test_a_source_that_is_none(zoo: Path, root: Path, name: str) -> None:
 
     differs = f"ROOT: this checkout differs from the one in s.intoto.json: {name}"
     assert rebuild(zoo, root, edit).startswith(("//models:zoo: the build failed", differs))
+
+
+def made_from(python: list[str], **digests: str) -> dict[str, Any]:
+    """The build definition of a statement, as far as it is compared."""
+    dependencies = [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()]
+    return {"internalParameters": {"python": python}, "resolvedDependencies": dependencies}
+
+
+def test_versions_are_whole_and_digests_are_cut() -> None:
+    first = made_from(["3.11.2", "3.12.10", "3.13.0rc1"], jaxlib="a" * 64, numpy="b" * 64)
+    second = made_from(["3.11.2", "3.12.11", "3.13.0rc1"], jaxlib="c" * 64, numpy="b" * 64, scipy="d" * 64)
+    assert rebuilding._made_from(first, second) == [
+        f"- jaxlib {'a' * 12}",
+        f"+ jaxlib {'c' * 12}",
+        "- python 3.11.2, 3.12.10, 3.13.0rc1",
+        "+ python 3.11.2, 3.12.11, 3.13.0rc1",
+        f"+ scipy {'d' * 12}",
+    ]
+    assert rebuilding._made_from(first, first) == []

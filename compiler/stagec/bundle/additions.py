@@ -8,14 +8,16 @@ and check a signature of it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stagec.bundle import index as bundle_index
-from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, Content, Stored, pieces, read_index
+from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, Content, Stored, encode_index, pieces, read_index
+from stagec.core.builds import naming
+from stagec.core.data.strict_json import difference, shown
 from stagec.core.telling.refusal import LoadError
-from stagec.core.trees.same import same
 
 MOST_ADDITIONS = 64
 """The most additions to one bundle, one after the other: stagec reads the index of each."""
@@ -26,7 +28,8 @@ class Base:
     """A bundle as it was before an addition.
 
     path: of the file that has the addition. index: the content of its index; encoded_index: its bytes. sha256: of its
-    file, in hex, as that was written. archive: has its members.
+    file, in hex, as the addition says. archive: has its members. added: the executables of the addition by function, as
+    entries of an index.
     """
 
     path: str
@@ -34,6 +37,7 @@ class Base:
     encoded_index: bytes
     sha256: str
     archive: Archive
+    added: Mapping[str, Sequence[Mapping[str, Any]]]
 
     def members(self) -> dict[str, Content]:
         """Return its members, to write its file again."""
@@ -50,37 +54,97 @@ class Base:
             raise LoadError("digest", f"{self.path}: {what}")
 
 
+def extended(
+    before: Mapping[str, Any],
+    added: Mapping[str, Sequence[Mapping[str, Any]]],
+    base: Mapping[str, str],
+    members: Mapping[str, Mapping[str, Any]],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the index of a bundle with an addition. The rest of the index stays, in its order.
+
+    before: the index without it. added: as in `Base`. base, members, versions: these keys of the new index.
+    """
+    functions = {
+        name: {**entry, "executables": sorted([*entry["executables"], *added.get(name, ())], key=bundle_index.order)}
+        for name, entry in before["functions"].items()
+    }
+    kept = {key: value for key, value in before.items() if key not in ("base", "members")}
+    new = {"format": bundle_index.FORMAT_WITH_JAXLIBS, "versions": versions, "functions": functions}
+    return {**kept, **new, "base": base, "members": members}
+
+
 def bases(archive: Archive) -> list[Base]:
     """Return the state of a bundle before each addition, the latest first; empty if there is none.
 
-    Raises LoadError ("format", "digest") if an addition changed or removed something.
+    An addition has executables of one jaxlib, for targets and buckets that are there. The first bundle has no
+    executable of that jaxlib. So a machine that the first bundle serves runs only what its signature covers.
+    Raises LoadError ("format", "digest") if an addition has, changed or removed anything else.
     """
     earlier: list[Base] = []
-    index: Mapping[str, Any] = archive.index
+    index, encoded = archive.index, archive.encoded_index
     while "base" in index:
         if len(earlier) == MOST_ADDITIONS:
             raise LoadError("format", f"{archive.path}: it has more than {MOST_ADDITIONS} additions")
         data = archive.read(index["base"]["index"], LARGEST_INDEX)
         before = read_index(data, bundle_index.check, f"{archive.path}: {index['base']['index']}")
-        changed = _changed(before, index)
+        added = _added(before, index)
+        changed = _changed(before, index, encoded, added)
         if changed:
             raise LoadError("format", f"{archive.path}: an addition changed what was there: {changed}")
-        earlier.append(Base(archive.path, before, data, index["base"]["sha256"], archive))
-        index = before
+        earlier.append(Base(archive.path, before, data, index["base"]["sha256"], archive, added))
+        index, encoded = before, data
+    served = bundle_index.jaxlibs(index)
+    for base in earlier:
+        fault = _fault(base, served)
+        if fault:
+            raise LoadError("format", f"{archive.path}: an addition has executables of one new jaxlib: {fault}")
     return earlier
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the first key that an addition changed against the rules; "" if there is none."""
-    kept = ("kind", "name", "version", "targets", "weights", "weights_files")
-    functions, now = before["functions"], after["functions"]
-    pairs = [(key, before.get(key), after.get(key)) for key in kept]
-    pairs += [("functions", sorted(functions), sorted(now))]
-    for name in functions.keys() & now.keys():
-        keys = sorted({*functions[name], *now[name]} - {"executables"})
-        pairs += [(f"functions.{name}.{key}", functions[name].get(key), now[name].get(key)) for key in keys]
-        gone = [entry for entry in functions[name]["executables"] if entry not in now[name]["executables"]]
-        pairs += [(f"functions.{name}.executables", gone, [])]
+def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the executables of functions of `before` that only `after` has, by function."""
+    added = {}
+    for name, function in before["functions"].items():
+        there = {bundle_index.key_of(entry) for entry in function["executables"]}
+        entries = after["functions"].get(name, {"executables": ()})["executables"]
+        added[name] = [entry for entry in entries if bundle_index.key_of(entry) not in there]
+    return added
+
+
+def _changed(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    encoded: bytes,
+    added: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> str:
+    """Return the first key that an addition changed against the rules; "" if there is none.
+
+    It compares encoded bytes: the order of a mapping may mean something, as the order of targets does. encoded: the
+    index `after`.
+    """
     listed = after["members"]
-    pairs += [(f"members.{name}", entry, listed.get(name)) for name, entry in before["members"].items()]
-    return next((key for key, was, is_now in pairs if not same(was, is_now)), "")
+    keys = ("executable", "description", "stablehlo")
+    parts = [entry[key] for entry in itertools.chain(*added.values()) for key in keys]
+    more = {name: listed[name] for name in [*parts, after["base"]["index"]]}
+    members = dict(sorted({**more, **before["members"]}.items()))
+    versions = {key: value for key, value in after["versions"].items() if key == "stagec"}
+    wanted = extended(before, added, after["base"], members, versions)
+    return "" if encode_index(wanted) == encoded else difference(wanted, dict(after)) or "its spelling"
+
+
+def _fault(base: Base, served: Collection[str]) -> str:
+    """Return what is wrong with the executables that were added to `base`; "" if nothing is.
+
+    served: the jaxlibs of the first bundle.
+    """
+    jaxlibs = {entry["versions"]["jaxlib"] for entry in itertools.chain(*base.added.values())}
+    if len(jaxlibs) != 1:
+        return f"it has those of {shown(', '.join(sorted(jaxlibs)) or 'none')}"
+    for name, entries in base.added.items():
+        there = {bundle_index.key_of(entry)[:2] for entry in base.index["functions"][name]["executables"]}
+        for entry in entries:
+            if bundle_index.key_of(entry)[:2] not in there:
+                what = ", ".join(filter(None, [entry["target"], naming.bucket(entry["bucket"])]))
+                return f"{name} had no executable for {shown(what)}"
+    return f"the first bundle has those of {shown(', '.join(jaxlibs))}" if jaxlibs & {*served} else ""

@@ -8,6 +8,7 @@ Signing (`bundle/model_signing.py`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,6 +153,7 @@ class Vouching:
         It ignores an envelope that none of the keys signed. Raises LoadError ("signature").
         """
         signers: set[str] = set()
+        whole = functools.cache(whole)  # of one file, for all envelopes
         for path in self.paths:
             try:
                 envelope = Envelope.read(path)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -22,6 +23,8 @@ from stagec.core.trees import json_shapes
 
 Check: TypeAlias = Literal["load", "use", "never"]
 """When to compare the digest of a file: before anything else, before the first use of an array, or never."""
+Place: TypeAlias = tuple[int, int]
+"""Where an array is in a file: its start and its size, in bytes."""
 ALIGNMENT = 64
 """A CPU uses an array without a copy, if its address is a multiple of this many bytes."""
 _COPIED_IN_SILENCE = 64 << 20
@@ -62,11 +65,40 @@ def describe(path: str | Path) -> dict[str, Any]:
     from stagec.bundle import safetensors  # a loader reads none
 
     file = RegularFile(path)
+    head = safetensors.head(file)
     arrays = {
         name: {"aval": str(tensor.aval), "start": safetensors.start_of(tensor)}
-        for name, tensor in safetensors.read(path, file).items()
+        for name, tensor in safetensors.read(path, file, head).items()
     }
-    return {"sha256": sha256_of(file), "bytes": file.size, "arrays": arrays}
+    return {"sha256": sha256_of(file, len(head), head), "bytes": file.size, "arrays": arrays}
+
+
+def read_once(
+    file: RegularFile,
+    places: Iterable[Place],
+    take: Callable[[Place, int, memoryview], object],
+    head: bytes = b"",
+) -> str:
+    """Read a file piece by piece, give `take` the bytes of its arrays, and return the SHA-256 (hex) of the same bytes.
+
+    take: gets the place of an array, an offset in it, and the bytes there. head: the start of the file, where it was
+    read before. Raises OSError.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # a bundle without such files must not wait for it
+
+    state, read, left, begun = hashlib.sha256(head), len(head), deque(sorted(places)), list[Place]()
+    with ThreadPoolExecutor(1) as pool:
+        for piece in in_pieces(file, read, file.size - read):
+            hashed, view, end = pool.submit(state.update, piece), memoryview(piece), read + len(piece)
+            while left and left[0][0] < end:
+                begun.append(left.popleft())
+            for start, size in begun:
+                first, last = max(start, read), min(start + size, end)
+                take((start, size), first - start, view[first - read : last - read])
+            begun = [(start, size) for start, size in begun if start + size > end]
+            hashed.result()
+            read = end
+    return state.hexdigest()
 
 
 class Files:
@@ -85,7 +117,7 @@ class Files:
         self._listed: Mapping[str, Mapping[str, Any]] = index.get("weights_files", {})
         self._archive_path, self._check = archive_path, check
         self._folder = Path(archive_path).parent if folder is None else Path(folder)
-        self._arrays: dict[str, set[tuple[int, int]]] = {}
+        self._arrays: dict[str, set[Place]] = {}
         for entry in index["weights"].values():
             if "file" in entry:
                 place = entry["start"], num_bytes(parse_aval(entry["aval"]))
@@ -94,7 +126,7 @@ class Files:
         self._checked: set[str] = set()
         self._told: set[str] = set()
         self._mapped: dict[str, memoryview] = {}
-        self._copied: dict[str, Mapping[tuple[int, int], memoryview]] = {}
+        self._copied: dict[str, Mapping[Place, memoryview]] = {}
         self._lock = threading.Lock()
 
     @staticmethod
@@ -195,7 +227,7 @@ class Files:
             stacklevel=2,
         )
 
-    def _copies(self, name: str, file: RegularFile) -> Mapping[tuple[int, int], memoryview]:
+    def _copies(self, name: str, file: RegularFile) -> Mapping[Place, memoryview]:
         """Read a file once, piece by piece, and keep only its arrays, each at an address that a CPU can use."""
         places, at = {}, 0
         for start, size in sorted(self._arrays[name]):
@@ -203,18 +235,11 @@ class Files:
             at += -(-size // ALIGNMENT) * ALIGNMENT
         memory = reading.memory(at)
         arrays = {(start, size): memory[at : at + size] for (start, size), at in places.items()}
-        state, read, left, begun = hashlib.sha256(), 0, list(arrays), []
-        for piece in in_pieces(file, 0, file.size):
-            state.update(piece)
-            end = read + len(piece)
-            while left and left[0][0] < end:
-                begun.append(left.pop(0))
-            for start, size in begun:
-                first, last = max(start, read), min(start + size, end)
-                arrays[start, size][first - start : last - start] = piece[first - read : last - read]
-            begun = [(start, size) for start, size in begun if start + size > end]
-            read = end
-        if state.hexdigest() != self._listed[name]["sha256"]:
+
+        def take(place: Place, at: int, part: memoryview) -> None:
+            arrays[place][at : at + len(part)] = part
+
+        if read_once(file, arrays, take) != self._listed[name]["sha256"]:
             raise self._refusal([self._other(name, "it changed since, or its sha256 is another")])
         return {place: view.toreadonly() for place, view in arrays.items()}
 

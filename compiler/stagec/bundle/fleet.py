@@ -8,6 +8,7 @@ from typing import Any
 
 from stagec.bundle import expiry, index as bundle_index
 from stagec.core.builds import naming
+from stagec.core.data.strict_json import shown
 from stagec.core.telling.errors import Problem, StagecError, mistake, nearest
 
 _SHOWN = 3
@@ -28,37 +29,51 @@ def serves(
 
     index: of a bundle. functions, targets: names, none: all. Of a row: "jaxlib", "function" (as in the index),
     "target", "ok", "executables" and "missing" (sizes, as a person reads them), and "exported": the fate of a call
-    without an executable. A function without any executable, of target "", is served if its exported artifact may be
-    read. Raises StagecError for an unknown name.
+    without an executable. A function without any executable, of target "", is served if stagec knows that this jaxlib
+    may read its exported artifact. A function of `functions` has a row for each of `targets`.
+    Raises StagecError for an unknown name, and if no function has a target of `targets`.
     """
     for what, names, known in (("function", functions, index["functions"]), ("target", targets, index["targets"])):
         for name in names:
             if name not in known:
                 raise mistake(f"no {what} {name!r}", nearest(name, known))
-    return [
+    chosen = {name: function for name, function in index["functions"].items() if not functions or name in functions}
+    rows = [
         row
         for jaxlib in jaxlibs
-        for name, function in index["functions"].items()
-        if not functions or name in functions
-        for row in _of_function(jaxlib, name, function)
-        if not targets or row["target"] in targets
+        for name, function in chosen.items()
+        for row in _of_function(jaxlib, name, function, targets if functions else ())
+        if not targets or row["target"] in ("", *targets)
     ]
+    if not rows:
+        raise mistake(f"no function has executables for {', '.join(targets)}" if targets else "it has no function")
+    return rows
 
 
-def _of_function(jaxlib: str, name: str, function: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _of_function(
+    jaxlib: str, name: str, function: Mapping[str, Any], targets: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a function; one for each of `targets` too if it has executables for others alone."""
     until, maker = function["readable_until"], function["versions"].get("jaxlib")
     readable, why = expiry.may_read(jaxlib, until, maker)
+    known = expiry.released(jaxlib) is not None or maker == jaxlib
     exported = why or (
-        "JAX promises nothing" if until == bundle_index.UNKNOWN else f"jaxlib {jaxlib} reads it, by JAX's promise"
+        f"this stagec does not know jaxlib {jaxlib}"
+        if not known
+        else "JAX promises nothing"
+        if until == bundle_index.UNKNOWN
+        else f"jaxlib {jaxlib} reads it, by JAX's promise"
     )
-    row = {"jaxlib": jaxlib, "function": name, "target": "", "ok": readable is not False, "executables": 0}
+    row = {"jaxlib": jaxlib, "function": name, "target": "", "ok": known and readable is True, "executables": 0}
     by_target: dict[str, dict[str, bool]] = {}
     for entry in function["executables"]:
         sizes = by_target.setdefault(entry["target"], {})
-        what = naming.bucket(entry["bucket"])
+        what = shown(naming.bucket(entry["bucket"]))
         sizes[what] = sizes.get(what, False) or entry["versions"]["jaxlib"] == jaxlib
     if not by_target:
         yield {**row, "missing": [], "exported": exported}
+    for target in [name for name in targets if by_target and name not in by_target]:
+        yield {**row, "target": target, "ok": False, "missing": [], "exported": exported}
     for target, sizes in by_target.items():
         missing = [what for what, there in sizes.items() if not there]
         count = {"ok": not missing, "executables": len(sizes) - len(missing), "missing": missing}

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from stagec.bundle import layers as tar, referrers as naming
+from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive
 from stagec.bundle.attestation import SUFFIX, bundle_name
 from stagec.bundle.referrers import SBOM_SUFFIX, STATEMENT_SUFFIX
@@ -34,6 +35,11 @@ TAR = "application/vnd.oci.image.layer.v1.tar"
 _EMPTY = "application/vnd.oci.empty.v1+json"
 TITLE, _FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 """Annotations of a layer with the path of its file, for ORAS and CRI-O, and for ModelPack."""
+BASES = "stagec/bases"
+"""Annotation of an image whose bundle has additions: the SHA-256 (hex) of the bundle before each, with commas between.
+
+Files about these are about the image too: the first bundle's signature still counts (`stagec verify --base-key`).
+"""
 VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 """Content of a layout's file `oci-layout`."""
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -59,6 +65,7 @@ MANIFEST = json_shapes.shape(
         "layers": [DESCRIPTOR],
         "artifactType?": str,
         "subject?": DESCRIPTOR,
+        "annotations?": {...: str},
         ...: object,
     }
 )
@@ -195,7 +202,9 @@ def files_of(bundle: FileOf, archive: Archive, weights: Mapping[str, str]) -> di
 
 def annotations_of(archive: Archive) -> dict[str, str]:
     """Return the annotations of a bundle's image."""
-    return {TITLE: archive.index["name"], "org.opencontainers.image.version": archive.index["version"]}
+    earlier = ",".join(base.sha256 for base in bases(archive))
+    more = {BASES: earlier} if earlier else {}
+    return {TITLE: archive.index["name"], "org.opencontainers.image.version": archive.index["version"], **more}
 
 
 def with_referrers(blobs: Blobs, image: Descriptor, archive: Archive, about: Mapping[str, Sequence[bytes]]) -> Layout:

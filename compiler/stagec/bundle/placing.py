@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import itertools
 import os
 import shutil
@@ -107,15 +108,18 @@ class Folder:
         """Return a small blob. Raises OSError, and ValueError if it does not have the digest in its name."""
         with self._blobs() as blobs:
             file = RegularFile(digest, blobs)
-            if file.size > LARGEST or sha256_of(file) != digest:
+            content = file.read(0, min(file.size, LARGEST))
+            if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("its sha256 is another")
-            return file.read(0, file.size)
+            return content
 
-    def name_of(self, bundle: str, suffix: str, digest: str, about: str, taken: Collection[str]) -> str | None:
+    def name_of(
+        self, bundle: str, suffix: str, digest: str, about: Collection[str], taken: Collection[str]
+    ) -> str | None:
         """Return the name of a file about the bundle at the path `bundle`; None if all are taken.
 
         A file by somebody else about the same bundle keeps its name in the folder. digest: of the file. about: of the
-        bundle. taken: names of other files.
+        bundle and of its states before additions. taken: names of other files.
         """
         free = [name for name in referrers.names(bundle, suffix) if name not in taken]
         for name in free:
@@ -124,10 +128,11 @@ class Folder:
                     return name
         return next((name for name in free if self._about(name, suffix, about) in (None, False)), None)
 
-    def place(self, files: Mapping[str, Blob], bundle: str, digest: str) -> list[str]:
+    def place(self, files: Mapping[str, Blob], bundle: str, digests: Collection[str]) -> list[str]:
         """Give files their names, all of them or none; return the removed paths: files about another bundle.
 
-        files: blob by path. bundle: path of the bundle. digest: SHA-256 (hex) of that file. Raises StagecError.
+        files: blob by path. bundle: path of the bundle. digests: SHA-256 (hex) of that file, and of its states before
+        additions. Raises StagecError.
         """
         # The bundle comes last: a process that reads it then has the files beside it.
         new = {path: files[path] for path in sorted(files, key=bundle.__eq__) if path not in self.there}
@@ -136,7 +141,7 @@ class Folder:
             name
             for suffix in REFERRERS
             for name in referrers.names(bundle, suffix)
-            if name not in files and self._about(name, suffix, digest) is False
+            if name not in files and self._about(name, suffix, digests) is False
         ]
         try:
             with self._blobs() as blobs, writing.made(self._work, "moves/any") as moves, contextlib.ExitStack() as undo:
@@ -189,12 +194,12 @@ class Folder:
             else:
                 os.replace(old, _leaf(path), src_dir_fd=moves, dst_dir_fd=parent)
 
-    def _about(self, name: str, suffix: str, digest: str) -> bool | None:
-        """Whether a file is about the bundle with this digest, or is not for stagec to judge; None: no such file."""
+    def _about(self, name: str, suffix: str, digests: Collection[str]) -> bool | None:
+        """Whether a file is about a bundle with one of these digests, or is not for stagec to judge; None: no file."""
         try:
             with writing.made(self._top, name, make=False) as parent:
                 file = RegularFile(_leaf(name), parent)
-                return file.size > LARGEST or referrers.is_about(suffix, file.read(0, file.size), name, digest)
+                return file.size > LARGEST or referrers.is_about(suffix, file.read(0, file.size), name, digests)
         except FileNotFoundError:
             return None
         except (OSError, LoadError):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive
@@ -25,7 +25,10 @@ from stagec.bundle.attestation import (
     bundle_name,
     subjects,
 )
+from stagec.bundle.dsse import LARGEST
 from stagec.core.builds.version import VERSION
+from stagec.core.data import strict_json
+from stagec.core.trees import json_shapes
 
 BUILDER, ADDER = "urn:stagec:builder:bazel", "urn:stagec:builder:add-jaxlib"
 
@@ -64,10 +67,50 @@ def package_url(name: str, version: str) -> str:
     return f"pkg:pypi/{name.lower().replace('_', '-')}@{version.replace('+', '%2B')}"
 
 
+_PACKAGES = json_shapes.shape(
+    {"python": str, "packages": [{"name": str, "version": str, "filename": str, "sha256": json_shapes.sha256}]}
+)
+_REPORT = json_shapes.shape(
+    {
+        "environment": {"python_full_version": str, ...: object},
+        "install": [
+            {
+                "metadata": {"name": str, "version": str, ...: object},
+                "download_info": {
+                    "url": str,
+                    "archive_info": {"hashes?": {...: str}, "hash?": str, ...: object},
+                    ...: object,
+                },
+                ...: object,
+            }
+        ],
+        ...: object,
+    }
+)
+"""Shapes of a Bazel environment's packages.json, and of a report of pip.
+
+https://pip.pypa.io/en/stable/reference/installation-report. Before 23.1, pip writes only `hash` ("sha256=...") for some
+wheels (https://github.com/pypa/pip/issues/11948).
+"""
+
+
 def read_environment(text: str) -> Environment:
-    """Read what rules/private/python_environment.py writes. Raises ValueError, KeyError or TypeError."""
-    data = json.loads(text)
-    return Environment(data["python"], tuple(Wheel(**wheel) for wheel in data["packages"]))
+    """Read what rules/private/python_environment.py writes, or `pip install --report`. Raises ValueError."""
+    data = strict_json.parse(text, LARGEST)
+    if not isinstance(data, dict) or "pip_version" not in data:
+        _PACKAGES(data)
+        return Environment(data["python"], tuple(Wheel(**wheel) for wheel in data["packages"]))
+    _REPORT(data)
+    wheels = []
+    for item in data["install"]:
+        named, origin = item["metadata"], item["download_info"]
+        hashes = origin["archive_info"].get("hashes") or dict([origin["archive_info"].get("hash", "=").split("=", 1)])
+        filename = unquote(urlsplit(origin["url"]).path.rpartition("/")[2])
+        if not filename.endswith(".whl") or "sha256" not in hashes:
+            raise ValueError(f"{named['name']} is not a wheel with a sha256")
+        wheels.append(Wheel(named["name"], named["version"], filename, hashes["sha256"]))
+    wheels.sort(key=lambda wheel: wheel.filename)
+    return Environment(data["environment"]["python_full_version"], tuple(wheels))
 
 
 def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:
@@ -116,10 +159,9 @@ def statement_of_addition(archive: Archive, digest: str, environments: Sequence[
     """
     before = bases(archive)[0]
     added: dict[str, list[str]] = {}
-    for name, function in archive.index["functions"].items():
-        for entry in function["executables"]:
-            if entry not in before.index["functions"][name]["executables"]:
-                added.setdefault(entry["versions"]["jaxlib"], []).append(entry["executable"])
+    for entries in before.added.values():
+        for entry in entries:
+            added.setdefault(entry["versions"]["jaxlib"], []).append(entry["executable"])
     base = {"name": bundle_name(before), "digest": {"sha256": before.sha256}}
     external = {"base": base, "jaxlib": sorted(added)}
     internal = {"python": _interpreters(environments), "executables": added}

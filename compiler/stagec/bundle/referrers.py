@@ -5,10 +5,11 @@ Anybody with write access to a registry can put files there. So stagec takes onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stagec.bundle.additions import bases
 from stagec.bundle.attestation import SUFFIX, Statement, numbered
 from stagec.bundle.dsse import LARGEST, Envelope
 from stagec.core.data import strict_json
@@ -16,7 +17,7 @@ from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 
 if TYPE_CHECKING:
-    from stagec.bundle.archive import Archive
+    from stagec.bundle.archive import Archive, Indexed
     from stagec.bundle.model_signing import SignedModel
 
 STATEMENT_SUFFIX, SBOM_SUFFIX = ".intoto.json", ".sbom.json"
@@ -35,31 +36,40 @@ def names(bundle: str, suffix: str) -> Iterator[str]:
 
 
 def check(suffix: str, content: bytes, path: str, bundle: str, archive: Archive, digest: str) -> None:
-    """Check that the content of the file at `path` is about exactly this bundle.
+    """Check that the content of the file at `path` is about exactly this bundle, or its state before an addition.
 
     suffix: how the names of such files end. bundle: path of its file. digest: SHA-256 (hex) of that. Raises LoadError.
     """
     said = _read(suffix, content, path)
+    states: list[tuple[Indexed, str]] = [(archive, digest), *((base, base.sha256) for base in bases(archive))]
     if isinstance(said, set):
-        if digest not in said:
+        if said.isdisjoint(sha256 for _, sha256 in states):
             raise LoadError("signature", f"{path}: it is about another bundle: none of its hashes is {digest}")
         return
-    if not isinstance(said, Statement):
-        said.check_index(b"", lambda: digest, path, bundle)
-    said.check(archive, path, digest)
+    refused = []
+    for state, sha256 in states:
+        try:
+            if not isinstance(said, Statement):
+                said.check_index(b"", lambda sha256=sha256: sha256, path, bundle)  # type: ignore[misc]
+            said.check(state, path, sha256)
+        except LoadError as error:
+            refused.append(error)
+        else:
+            return
+    raise refused[0]
 
 
-def is_about(suffix: str, content: bytes, path: str, digest: str) -> bool:
-    """Whether the content of a file is about the bundle with this SHA-256 (hex), without reading the bundle's index.
+def is_about(suffix: str, content: bytes, path: str, digests: Collection[str]) -> bool:
+    """Whether the content of a file is about a bundle with one of these SHA-256 (hex), without reading its index.
 
     Raises LoadError if it is not a file about a bundle.
     """
     said = _read(suffix, content, path)
     if isinstance(said, set):
-        return digest in said
+        return not said.isdisjoint(digests)
     if isinstance(said, Statement):
-        return said.subjects.get(f"{said.name}.aot") == digest
-    return digest in said.files.values()
+        return said.subjects.get(f"{said.name}.aot") in digests
+    return not {*said.files.values()}.isdisjoint(digests)
 
 
 def _read(suffix: str, content: bytes, path: str) -> Statement | SignedModel | set[str]:

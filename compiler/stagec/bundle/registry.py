@@ -95,20 +95,26 @@ class Pulled(NamedTuple):
     """The result of a pull.
 
     files: digest (hex) of each file by its path. left_out: the reason to skip a file about the image, by the digest
-    (hex) of the file, or of its manifest if it has no file. removed: paths of files about another bundle.
+    (hex) of the file, or of its manifest if it has no file. removed: paths of files about another bundle. missing: the
+    first name of each kind of file about the image that the registry has none of.
     """
 
     files: dict[str, str]
     left_out: dict[str, str]
     removed: list[str]
+    missing: list[str]
 
 
 class _Image(NamedTuple):
-    """The content of a manifest. files: blob by path; bundle: path of the bundle; size: bytes of all blobs."""
+    """The content of a manifest.
+
+    files: blob by path; bundle: path of the bundle; size: bytes of all blobs; bases: as in `layout.BASES`.
+    """
 
     files: dict[str, Blob]
     bundle: str
     size: int
+    bases: list[str]
 
 
 class Registry:
@@ -193,18 +199,20 @@ class Registry:
             self._copy(f"docker://{own}", f"oci:{place.layout}:{layout.IMAGE}", "--preserve-digests", size=image.size)
             files = place.contents(image.files)
             bundle = files[image.bundle]
-            about, left_out = self._pull_referrers(source, image, bundle, place)
+            digests = {bundle, *image.bases}
+            about, left_out = self._pull_referrers(source, image, digests, place)
             said = {path: Blob(digest) for path, digest in about.items()}
-            removed = place.place(image.files | said, image.bundle, bundle)
-        return Pulled(files | about, left_out, removed)
+            removed = place.place(image.files | said, image.bundle, digests)
+        first_names = (next(referrers.names(image.bundle, suffix)) for suffix in layout.REFERRERS)
+        return Pulled(files | about, left_out, removed, [name for name in first_names if name not in about])
 
     def _pull_referrers(
-        self, source: Reference, image: _Image, bundle: str, place: Folder
+        self, source: Reference, image: _Image, digests: Collection[str], place: Folder
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Copy the files about an image; return digests by paths, and the reasons to skip others by digest.
 
         Anybody with push access can add a file. So it does not choose its own name, and must be about the bundle.
-        bundle: digest (hex) of the bundle.
+        digests: those (hex) of the bundle, and of its states before additions.
         """
         taken: dict[str, str] = {}
         left_out: dict[str, str] = {}
@@ -226,7 +234,7 @@ class Registry:
                 digest = layers[0]["digest"].removeprefix("sha256:")
                 size = layers[0]["size"] + manifest["config"]["size"]
                 self._copy(f"docker://{there}", f"oci:{place.layout}:x", "--preserve-digests", size=size)
-                if not referrers.is_about(suffix, place.read(digest), "this file", bundle):
+                if not referrers.is_about(suffix, place.read(digest), "this file", digests):
                     raise ValueError("it is about another bundle")
             except StagecError as error:
                 if not _is_absent(error):
@@ -236,7 +244,7 @@ class Registry:
             except (OSError, ValueError, LoadError) as error:
                 left_out[digest] = str(error)
                 continue
-            name = place.name_of(image.bundle, suffix, digest, bundle, {**image.files, **taken})
+            name = place.name_of(image.bundle, suffix, digest, digests, {**image.files, **taken})
             if name is None:
                 left_out[digest] = "there are too many of its kind"
             elif digest not in taken.values():
@@ -423,6 +431,9 @@ def _image(raw: bytes, source: Reference) -> _Image:
                 "copy images with skopeo copy --preserve-digests, which compresses none; no server's image is pulled"
             )
             raise _no_bundle(source, f"a layer is of type {kind}, not of {layout.TAR}", write)
+        if container and layout.TITLE not in layer.get("annotations", {}):
+            what, write = "a layer names no file, as in the image of a server", "pull the image that `push` wrote of it"
+            raise _no_bundle(source, what, write)
         path = _path_of(layer, source)
         if path in files:
             raise _no_bundle(source, f"two layers are named {strict_json.shown(path)}")
@@ -439,7 +450,7 @@ def _image(raw: bytes, source: Reference) -> _Image:
     elif not layers or layers[0]["mediaType"] != layout.CODE:
         raise _no_bundle(source, f"its first layer is not of type {layout.CODE}")
     size = sum(blob["size"] for blob in [*layers, manifest["config"]])
-    return _Image(files, next(iter(files)), size)
+    return _Image(files, next(iter(files)), size, manifest.get("annotations", {}).get(layout.BASES, "").split(","))
 
 
 def _no_bundle(source: Reference, why: str, write: str = "") -> StagecError:

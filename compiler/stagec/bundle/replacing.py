@@ -5,12 +5,13 @@ The check is the one of a build: names, dtypes and shapes; and a digest or a sig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stagec.bundle import safetensors
-from stagec.bundle.archive import Archive, digest
+from stagec.bundle import external, safetensors
+from stagec.bundle.archive import Archive
 from stagec.bundle.binding import listed
 from stagec.bundle.calls import call_of, constants_of
 from stagec.bundle.external import Files
@@ -47,7 +48,9 @@ def replacement(
     threshold: int = 1,
     signatures: Sequence[str] = (),
 ) -> Replacement:
-    """Open and check the safetensors file at `path`; it is read once.
+    """Open and check the safetensors file at `path`. The header that is parsed is of the bytes that are hashed.
+
+    The arrays are read once, with keys twice: nothing is parsed before the signature of the whole was checked.
 
     archive: the bundle. file: which of its files of weights this one replaces; None: the only one.
     Other parameters and errors as for `Bundle.with_weights`.
@@ -61,25 +64,28 @@ def replacement(
         opened = RegularFile(path)
     except OSError as error:
         raise LoadError("weights", f"{path}: cannot be read: {error.strerror}") from error
-    with ThreadPoolExecutor() as pool:
-        try:
-            whole = pool.submit(sha256_of, opened)
-            if keys is not None:  # before anything parses it
-                from stagec.bundle import attestation, model_signing
+    signed = None
+    try:
+        head = safetensors.head(opened)
+        if keys is not None:  # before anything parses it
+            from stagec.bundle import attestation, model_signing
 
-                given = signatures or [f"{path}{model_signing.SUFFIX}"]
-                attestation.Vouching(path, keys, threshold, given)(b"", whole.result)
-            tensors = safetensors.read(path, opened)
-            faults = list(_faults(archive, taken, by_file[taken], tensors))
-            digests = [] if faults else pool.map(lambda name: digest(tensors[name].data), by_file[taken])
-            by_weight = dict(zip((f"{taken}:{name}" for name in by_file[taken]), digests, strict=False))
-            of_file = whole.result()
-        except ValueError as error:
-            raise LoadError("weights", f"{path}: not a safetensors file: {error}") from error
-        except OSError as error:
-            raise LoadError("weights", f"{path}: cannot be read: {error.strerror}") from error
-    if sha256 is not None and of_file != sha256.lower():
-        faults.insert(0, f"its sha256 is {of_file}; expected {sha256}")
+            whole = functools.cache(lambda: sha256_of(opened, len(head), head))
+            given = signatures or [f"{path}{model_signing.SUFFIX}"]
+            attestation.Vouching(path, keys, threshold, given)(b"", whole)
+            signed = whole()
+        tensors = safetensors.read(path, opened, head)
+        faults = list(_faults(archive, taken, by_file[taken], tensors))
+        # A file may be larger than anybody wants to read: only one that fits is.
+        of_file, by_weight = ("", {}) if faults else _digests(opened, head, taken, tensors, by_file[taken])
+    except ValueError as error:
+        raise LoadError("weights", f"{path}: not a safetensors file: {error}") from error
+    except OSError as error:
+        raise LoadError("weights", f"{path}: cannot be read: {error.strerror}") from error
+    if not faults and signed not in (None, of_file):
+        faults.append("it changed while it was read")
+    if not faults and sha256 is not None and of_file != sha256.lower():
+        faults.append(f"its sha256 is {of_file}; expected {sha256}")
     if faults:
         lines = "".join(f"\n  {fault}" for fault in faults)
         raise LoadError("weights", f"{path}: cannot take the place of {taken} in {archive.path}:{lines}")
@@ -88,6 +94,16 @@ def replacement(
         for name, aval in by_file[taken].items()
     }
     return Replacement(weights, by_weight, Files.of_one(path, opened, of_file, weights))
+
+
+def _digests(
+    opened: RegularFile, head: bytes, file: str, tensors: Mapping[str, Tensor], names: Iterable[str]
+) -> tuple[str, dict[str, str]]:
+    """Return the SHA-256 (hex) of a file and of some of its arrays, of the same bytes. Raises OSError."""
+    places = {name: (safetensors.start_of(tensors[name]), len(tensors[name].data)) for name in names}
+    states = {place: hashlib.sha256() for place in places.values()}
+    of_file = external.read_once(opened, states, lambda place, _, part: states[place].update(part), head)
+    return of_file, {f"{file}:{name}": states[place].hexdigest() for name, place in places.items()}
 
 
 def _chosen(archive: Archive, path: str, file: str | None, by_file: Mapping[str, object]) -> str:

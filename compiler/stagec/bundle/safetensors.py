@@ -52,24 +52,34 @@ class Tensor:
         return content(self.data)
 
 
-def read(path: str | Path, opened: RegularFile | None = None) -> dict[str, Tensor]:
-    """Return the arrays of the file at `path` by name, in the order of its header.
+def head(file: RegularFile) -> bytes:
+    """Return what is before the arrays of a file, its length and the header, and parse nothing of it.
 
-    opened: the file, where it is open already.
-    Raises OSError, and ValueError when the header breaks the format's rules: arrays lie one after the other, from the
-    header to the end of the file, without holes.
+    Raises OSError, and ValueError when there is no such header.
     """
-    file = opened or RegularFile(path)
-    length = int.from_bytes(file.read(0, min(_LENGTH, file.size)), "little")
-    start = _LENGTH + length
-    if start > file.size:
+    first = file.read(0, min(_LENGTH, file.size))
+    length = int.from_bytes(first, "little")
+    if _LENGTH + length > file.size:
         raise ValueError("the header runs over the end of the file")
     if length > LARGEST_HEADER:
         raise ValueError(f"the header has {length:,} bytes, over the limit of {LARGEST_HEADER:,}")
     text = file.read(_LENGTH, length)
     if not text.startswith(b"{"):
         raise ValueError("the header does not start with {")
-    header = strict_json.parse(text, LARGEST_HEADER)
+    return first + text
+
+
+def read(path: str | Path, opened: RegularFile | None = None, before: bytes | None = None) -> dict[str, Tensor]:
+    """Return the arrays of the file at `path` by name, in the order of its header.
+
+    opened: the file, where it is open already; before: its `head`, where that was read.
+    Raises OSError, and ValueError when the header breaks the format's rules: arrays lie one after the other, from the
+    header to the end of the file, without holes.
+    """
+    file = opened or RegularFile(path)
+    text = head(file) if before is None else before
+    start = len(text)
+    header = strict_json.parse(text[_LENGTH:], LARGEST_HEADER)
     _HEADER(header)
     header.pop("__metadata__", None)
     for name, entry in header.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from stagec.bundle import fleet
 from stagec.bundle.additions import bases
-from stagec.bundle.archive import Archive
+from stagec.bundle.archive import Archive, Indexed
 from stagec.bundle.attestation import Vouching
 from stagec.bundle.external import Files
 from stagec.core.telling.refusal import LoadError
@@ -108,29 +108,34 @@ def _checks(
         yield "signatures", summary
     archive.check_all()
     yield "container", f"{len(members)} members, each with the digest that the index says"
+    sha256 = ""
     if vouching is not None:
-        vouching.check(archive, archive.sha256())
+        sha256 = archive.sha256()
+        vouching.check(archive, sha256)
         yield "subjects", f"signed were this file and its {len(members)} members"
-    yield from _base(archive, base_keys, signature)
+    yield from _base(archive, sha256, base_keys, signature)
     files = Files(archive.path, archive.index, weights, "load")
     if files.names:
         files.open()
         yield "weights", f"{len(files.names)} files beside it, each with the digest that the index says"
 
 
-def _base(archive: Archive, keys: Sequence[Path], signature: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Check the bundle before its additions, and its signatures. Raises LoadError."""
+def _base(archive: Archive, sha256: str, keys: Sequence[Path], signature: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Check the bundle before its additions, and its signatures. Raises LoadError.
+
+    sha256: of the file, if there are keys. It writes only the first bundle again: a hostile file has many additions,
+    and no signature is about the states between. The members of all states are those that were checked.
+    """
     before = bases(archive)
-    for base in before:
-        base.check()
+    first: Indexed = archive
     if before:
-        members, sha256 = len(before[-1].index["members"]), before[-1].sha256
+        first, sha256 = before[-1], before[-1].sha256
+        before[-1].check()
         times = "once" if len(before) == 1 else f"{len(before)} times"
-        summary = f"added to {times}; the {members} members of the bundle {sha256[:12]} are as they were"
-        yield "base", summary
+        members = len(first.index["members"])
+        yield "base", f"added to {times}; the {members} members of the bundle {sha256[:12]} are as they were"
     if keys:
         vouching = Vouching(archive.path, keys, 1, signature)
-        first, sha256 = (before[-1], before[-1].sha256) if before else (archive, archive.sha256())
         vouching(first.encoded_index, lambda: sha256)
         vouching.check(first, sha256)
         yield "first", f"the bundle {sha256[:12]} is signed by {', '.join(keyid[:12] for keyid in vouching.signed)}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stagec.bundle import index
+from stagec.bundle.additions import extended
 from stagec.bundle.archive import FORMAT, INDEX, Archive, Content, Stored, digest, encode_index, members_table
 from stagec.bundle.binding import Bindings
 from stagec.bundle.description import LARGEST, Description
@@ -136,20 +136,14 @@ def extend(archive: Archive, executables: Sequence[Member]) -> dict[str, Content
     ValueError if there is an executable of this jaxlib already.
     """
     before = archive[INDEX]
-    result = copy.deepcopy(archive.index)
-    name, functions = result["name"], result["functions"]
-    members = _Members({member: Stored(archive, member) for member in result["members"]})
+    name, functions = archive.index["name"], archive.index["functions"]
+    members = _Members({member: Stored(archive, member) for member in archive.index["members"]})
     exports = {f"{name}.{artifact}": members.data[entry["exported"]] for artifact, entry in functions.items()}
-    _add_executables(name, executables, exports, members, functions, result["targets"])
-    for function in functions.values():
-        function["executables"].sort(key=index.order)
-    del result["members"]
-    result |= {
-        "format": index.FORMAT_WITH_JAXLIBS,
-        "versions": {"stagec": VERSION},
-        "base": {"index": members.add(f"base/{digest(before)}.json", before), "sha256": archive.sha256()},
-    }
-    result["members"] = members_table(members.data)
+    added: dict[str, Any] = {artifact: {"executables": []} for artifact in functions}
+    _add_executables(name, executables, exports, members, added, {**archive.index["targets"]})
+    base = {"index": members.add(f"base/{digest(before)}.json", before), "sha256": archive.sha256()}
+    rows = {artifact: entry["executables"] for artifact, entry in added.items()}
+    result = extended(archive.index, rows, base, members_table(members.data), {"stagec": VERSION})
     index.check(result)
     return {INDEX: encode_index(result), **dict(sorted(members.data.items()))}
 

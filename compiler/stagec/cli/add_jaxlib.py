@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from stagec.cli.files import Answer, Options, Sums, read_text, write_parts, write_whole
-from stagec.core.telling.errors import blaming
+from stagec.core.telling.errors import Problem, StagecError, blaming
+
+if TYPE_CHECKING:
+    from stagec.bundle.provenance import Environment
+
+_REPORT = (
+    "write one, and give it: python3 -m pip install --dry-run --ignore-installed --report packages.json -r YOUR.lock"
+)
 
 OPTIONS = {
     "bundle": "the bundle (.aot); it stays as it is",
@@ -13,7 +24,8 @@ OPTIONS = {
     "[--target NAME]...": "a target to compile for (default: all that the bundle has executables for)",
     "[--key FILE]...": "a public key that is trusted: with one, the bundle must be signed",
     "[--signature FILE]...": "an envelope, or a signature of Model Signing (default: those beside the bundle)",
-    "[--packages FILE]...": "an environment's packages.json, as rules/private/python_environment.py writes it",
+    "[--packages FILE]...": "with --statement or --sbom: the packages of this environment, as `pip install --report` "
+    "or a Bazel environment's packages.json has them",
 }
 
 
@@ -26,8 +38,10 @@ def run(options: Options) -> Answer:
 
     environments = []
     for path in options.packages:
-        with blaming(path, what="not a list of packages: ", of=(ValueError, KeyError, TypeError)):
+        with blaming(path, what="not a list of packages: ", of=(ValueError,)):
             environments.append(provenance.read_environment(read_text(path)))
+    if options.statement or options.sbom:
+        _check_packages(environments)
     if options.key:
         archive = attestation.open_signed(options.bundle, options.key, signature=options.signature)
     else:
@@ -40,11 +54,25 @@ def run(options: Options) -> Answer:
         write_parts(options.output, sums.of(pieces(writing.extend(archive, executables))))
     made = Archive(options.output)
     if options.statement:
-        statement = provenance.statement_of_addition(made, made.sha256(), environments)
+        statement = provenance.statement_of_addition(made, sums.sha256(), environments)
         write_whole(options.statement, statement.encode())
     if options.sbom:
-        write_whole(options.sbom, sbom.bill_of_materials(made, made.sha256(), environments).encode())
+        write_whole(options.sbom, sbom.bill_of_materials(made, sums.sha256(), environments).encode())
     names = [member.name for member in executables]
     value = {"output": options.output, "jaxlib": compatibility.version(), "executables": names, **sums.to_plain()}
     text = f"{options.output}: {len(names)} executables of jaxlib {compatibility.version()} added\n"
     return Answer(value, text)
+
+
+def _check_packages(environments: Sequence[Environment]) -> None:
+    """Raise StagecError unless the lists of packages have this Python, and the jaxlib that compiles."""
+    from stagec.pjrt import compatibility
+
+    here = f"Python {platform.python_version()} and jaxlib {compatibility.version()}"
+    wheels = {(wheel.name, wheel.version) for environment in environments for wheel in environment.wheels}
+    pythons = {environment.python for environment in environments}
+    if platform.python_version() in pythons and ("jaxlib", compatibility.version()) in wheels:
+        return
+    what = f"a statement and an SBOM list the packages that compile, {here}"
+    what += ", and the lists given are of others" if environments else ", and no list of them is given"
+    raise StagecError(Problem("", "--packages", what, _REPORT))

@@ -125,7 +125,11 @@ class Sums:
 
     def to_plain(self) -> dict[str, object]:
         """Return the JSON form."""
-        return {"bytes": self.size, "sha256": self._state.hexdigest()}
+        return {"bytes": self.size, "sha256": self.sha256()}
+
+    def sha256(self) -> str:
+        """Return the hex digest of what was written so far."""
+        return self._state.hexdigest()
 
 
 def digest(data: bytes) -> dict[str, object]:

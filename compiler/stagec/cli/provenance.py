@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stagec.cli.files import Answer, Options, digest, read, read_text, write_whole
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import blaming
 
 OPTIONS = {
     "--bundle BUNDLE": "the bundle (.aot)",
@@ -29,10 +29,8 @@ def run(options: Options) -> Answer:
 
     environments = []
     for path in options.packages:
-        try:
+        with blaming(path, what="not a list of packages: ", of=(ValueError,)):
             environments.append(provenance.read_environment(read_text(path)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise StagecError(Problem(path, "", f"not a list of packages: {error!r}")) from error
     archive = Archive(options.bundle)
     sha256 = archive.sha256()
     name, manifest = options.manifest

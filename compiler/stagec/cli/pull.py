@@ -30,5 +30,8 @@ def run(options: Options) -> Answer:
     pulled = Registry(options.plain_http, options.timeout).pull(Reference.read(options.image), Path(options.folder))
     lines = [f"{digest[:12]}  {options.folder}/{path}" for path, digest in pulled.files.items()]
     lines += [f"removed       {options.folder}/{path}: it is about another bundle" for path in pulled.removed]
-    lines += [f"left out      sha256 {digest[:12]}: {why}" for digest, why in pulled.left_out.items()]
+    lines += [f"left out      sha256 {digest[:12]}: {' '.join(why.split())}" for digest, why in pulled.left_out.items()]
+    if pulled.missing:
+        why = "the registry has none about this image; skopeo copy leaves them behind, skopeo sync takes them"
+        lines.append(f"missing       {', '.join(pulled.missing)}: {why}")
     return Answer({"image": options.image, **pulled._asdict()}, "\n".join([*lines, ""]))

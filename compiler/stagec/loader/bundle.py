@@ -130,8 +130,9 @@ class Bundle(Mapping[str, Function]):
         """Return the same bundle with the arrays of another safetensors file. Both can be called; close both.
 
         They share the loaded executables and, on each device, the arrays with the same bytes. The file must have the
-        names, dtypes and shapes of the file that it replaces. It is read once now, for its digest, and mapped when a
-        call first takes an array (or read into memory, if the bundle was loaded with `map_weights=False`).
+        names, dtypes and shapes of the file that it replaces. If it fits, it is read once now, for its digests (with
+        `keys` twice), and mapped when a call first takes an array (or read into memory and compared with its digest, if
+        the bundle was loaded with `map_weights=False`).
 
         path: the new file. Nobody may write into it while it is mapped: replace it by renaming.
         file: the file of weights that it replaces, as the manifest names it. None: the only one.

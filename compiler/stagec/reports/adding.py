@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stagec.bundle import expiry, index
+from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
 from stagec.bundle.writing import Member
@@ -49,6 +50,8 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
     ]
     unsuitable = compatibility.refusal()
     problems += [Problem(archive.path, "", unsuitable)] if unsuitable else []
+    before = bases(archive)
+    first = before[-1].index if before else archive.index
     wanted = []
     for artifact, function in archive.index["functions"].items():
         entries = _missing(function, jaxlib, targets)
@@ -65,6 +68,9 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
                 wanted.append(_Wanted(f"{name}.jaxlib-{jaxlib}", artifact, described, spec_of(described)))
             except ValueError as error:
                 problems.append(Problem(archive.path, name, str(error), _OTHERS))
+    if wanted and jaxlib in index.jaxlibs(first):
+        what = f"it was built with executables of jaxlib {jaxlib}, and lacks some: an addition is of a new jaxlib"
+        problems.append(Problem(archive.path, "", what, "name it in the manifest for all targets, and build again"))
     if not problems and not wanted:
         problems.append(Problem(archive.path, "", _nothing_to_add(archive, jaxlib, targets)))
     if problems:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stagec.bundle.archive import Archive
+from stagec.bundle.archive import INDEX, Archive, digest
 from stagec.bundle.index import jaxlibs
+from stagec.core.data.strict_json import difference
 from stagec.core.telling.errors import blaming
 from stagec.core.trees.folding import what_it_is
-from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, argument_path
 from stagec.reports import explanation, kernels, measurements
 
@@ -55,7 +55,12 @@ def compare(first: str, second: str) -> dict[str, Any]:
         "weights": _rows(*(index.get("weights_files", {}) for index in (left, right))),
     }
     components = explanation.explain(first, second, (), ())["differences"]  # nothing is traced for bundles
-    equal = not components and not any(sections.values())
+    equal = archives[0].sha256() == archives[1].sha256()
+    if not equal and not components and not any(sections.values()):
+        texts = [archive.encoded_index for archive in archives]
+        changed = {"sha256": dict(zip(("first", "second"), map(digest, texts), strict=True))}
+        where = difference(dict(left), dict(right))
+        sections["bundle"] = [{"name": f"{INDEX}: {where}", "change": "changed", **changed}]
     return {
         "kind": "comparison",
         "equal": equal,
@@ -113,8 +118,8 @@ def _rows(first: Mapping[str, Row], second: Mapping[str, Row]) -> list[Row]:
         before, after = first.get(name), second.get(name)
         if before is None or after is None:
             rows.append({"name": name, "change": "removed" if after is None else "added"})
-        elif not same(before, after):  # a static argument may be 2 in one and 2.0 in the other
-            keys = [key for key in {**before, **after} if not same(before.get(key), after.get(key))]
+        elif difference(before, after) is not None:
+            keys = [key for key in {**before, **after} if difference(before.get(key), after.get(key)) is not None]
             changed = {key: {"first": before.get(key), "second": after.get(key)} for key in keys}
             rows.append({"name": name, "change": "changed", **changed})
     return rows
@@ -154,7 +159,9 @@ def _containers(first: Tree, second: Tree, written: Callable[[str], str], path: 
         if same and child != other:
             return _containers(child, other, written, f"{path}{f'.{name}' if name.isidentifier() else f'[{name}]'}")
     where = written(path) if path else "the whole"
-    kinds = (what_it_is(tree) for tree in (first, second))
+    kinds = [what_it_is(tree) for tree in (first, second)]
+    if kinds[0] == kinds[1]:
+        kinds = [f"{kinds[0]} of {', '.join(tree.child_names())}" for tree in (first, second)]
     return f"{where}: {' -> '.join(dict.fromkeys(kinds))}"
 
 

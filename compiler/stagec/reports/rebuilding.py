@@ -167,17 +167,20 @@ def _made_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]
     lines = []
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
-            lines += [
-                f"{sign} {name} {parts[name][:12]}" for sign, parts in (("-", before), ("+", after)) if name in parts
-            ]
+            # Versions are whole: the twelfth character is in the middle of the second one.
+            given = [(sign, parts[name]) for sign, parts in (("-", before), ("+", after)) if name in parts]
+            lines += [f"{sign} {name} {what if name == _PYTHON else what[:12]}" for sign, what in given]
     return lines
+
+
+_PYTHON = "python"
 
 
 def _parts(build: Mapping[str, Any]) -> dict[str, str]:
     parts = {
         dependency["name"]: next(iter(dependency["digest"].values())) for dependency in build["resolvedDependencies"]
     }
-    return parts | {"python": ", ".join(build["internalParameters"]["python"])}
+    return parts | {_PYTHON: ", ".join(build["internalParameters"]["python"])}
 
 
 def _digest(path: Path) -> str:

@@ -61,8 +61,33 @@ def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a string from a file in the form for a message: a long one is cut off."""
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    """Return a string from a file in the form for a message: a long one is cut off, and it is one line of text.
+
+    A newline is an escape: what comes after it would look like a line of ours.
+    """
+    short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    if short.isprintable():
+        return short
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in short)
+
+
+def difference(first: Any, second: Any, where: str = "") -> str | None:
+    """Return the key path of the first difference of two values whose JSON differs; None if it is the same.
+
+    The order of keys counts, and so do 1, 1.0 and true. where: the path of the values; "" for the whole.
+    """
+    if isinstance(first, dict) and isinstance(second, dict):
+        pairs = [(f".{shown(key)}", first[key], second[key]) for key in first if key in second]
+        other = next((f".{shown(key)}" for key in [*first, *second] if key not in first or key not in second), None)
+        rest = " (the order of its keys)" if other is None and list(first) != list(second) else other
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = [(f"[{i}]", *pair) for i, pair in enumerate(zip(first, second, strict=True))]
+        rest = None
+    else:
+        pairs, rest = [], None if json.dumps(first) == json.dumps(second) else ""
+    inside = (difference(was, is_now, where + step) for step, was, is_now in pairs)
+    place = next((path for path in inside if path is not None), None if rest is None else where + rest)
+    return place.removeprefix(".") if place is not None and not where else place
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
