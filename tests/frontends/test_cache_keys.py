@@ -3,9 +3,11 @@
 Modules: `frontends/cache_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `cli/jax_cache.py`.
 """
 
+import ctypes
 import functools
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -211,14 +213,79 @@ def test_what_jax_compiles_itself_has_its_own_key(small: Path, tmp_path: Path) -
     assert printed(process(CALL, folder=tmp_path, cwd=small, hook=False)) == [1, 1, [0, 2, 4, 6]]
 
 
-def test_a_frame_is_one_of_zlib_and_of_zstandard() -> None:
-    for size in (0, 1, 65535, 65536, 1 << 17, 300_000):
-        data = os.urandom(size)
-        assert zlib.decompress(jax_entries.file(data, "zlib")) == bytes(4) + data
-        if sys.version_info >= (3, 14):
-            from compression import zstd
+def _zstd(frame: bytes) -> bytes:
+    """Return the content of a frame as the package `zstandard` does, with the library that it wraps."""
+    library = ctypes.CDLL("libzstd.so.1")
+    size_of, decompress, is_error = library.ZSTD_getFrameContentSize, library.ZSTD_decompress, library.ZSTD_isError
+    size_of.restype = decompress.restype = ctypes.c_size_t
+    decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    is_error.argtypes = [ctypes.c_size_t]
+    size = size_of(frame, len(frame))
+    if size > 1 << 24:
+        raise MemoryError(size)
+    content = ctypes.create_string_buffer(size + 1)
+    written = decompress(content, size, frame, len(frame))
+    if is_error(written):
+        raise ValueError("not a frame")
+    return content.raw[:written]
 
-            assert zstd.decompress(jax_entries.file(data, "zstandard")) == bytes(4) + data
+
+READERS: dict[str, list[Callable[[bytes], bytes]]] = {"zlib": [zlib.decompress], "zstandard": [_zstd]}
+"""What JAX calls (jax/_src/compilation_cache.py: decompress_executable)."""
+if sys.version_info >= (3, 14):
+    from compression import zstd
+
+    READERS["zstandard"].append(zstd.decompress)
+
+
+@pytest.mark.parametrize("compression", jax_entries.COMPRESSIONS)
+def test_a_frame_is_one_of_zlib_and_of_zstandard(compression: str) -> None:
+    """The reader of zstandard refuses another checksum, so XXH64 is right for each length."""
+    for size in (*range(100), 65535, 65536, 1 << 17, 300_000):
+        data = os.urandom(size)
+        for decompress in READERS[compression]:
+            assert decompress(jax_entries.file(data, compression)) == bytes(4) + data
+
+
+def test_the_hash_is_that_of_its_specification() -> None:
+    assert jax_entries.xxh64(b"") == 0xEF46DB3751D8E999
+    assert jax_entries.xxh64(b"abc") == 0x44BC2CF5AD770999
+
+
+@pytest.mark.parametrize("compression", jax_entries.COMPRESSIONS)
+@pytest.mark.parametrize(("size", "step"), [(100, 1), (2000, 1), (200_000, 997)])
+def test_a_flipped_bit_is_an_error_or_nothing(compression: str, size: int, step: int) -> None:
+    """Every bit of the heads and of the last block, and of small files; bits all over large ones."""
+    data = random.Random(size).randbytes(size)
+    whole = jax_entries.file(data, compression)
+    bits = {*range(0, 8 * len(whole), step), *range(200), *range(8 * len(whole) - 200, 8 * len(whole))}
+    harmless = []
+    for bit in sorted(bits):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        for decompress in READERS[compression]:
+            try:
+                content = decompress(bytes(damaged))
+            except Exception:  # whatever it is, JAX compiles
+                continue
+            assert content == bytes(4) + data, bit
+            harmless.append(bit)
+    # Bits that nobody reads: of zlib's first block, and in zstandard's head, where one says that there is a checksum.
+    assert {*harmless} <= {"zlib": {19, 20, 21, 22, 23}, "zstandard": {34, 36}}[compression] | {
+        8 * at + bit for at in range(2, len(whole), 65535 + 5) for bit in range(3, 8) if compression == "zlib"
+    }
+
+
+def test_a_damaged_entry_is_a_miss(small: Path, tmp_path: Path) -> None:
+    """JAX warns, and compiles."""
+    damaged = shutil.copytree(small / "out" / "jax_cache", tmp_path / "damaged")
+    for path in damaged.glob(f"*{jax_entries.SUFFIX}"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    done = call(folder=damaged, cwd=small)
+    assert printed(done)[0::2] == [0, [0, 2, 4, 6]]
+    assert "Error reading persistent compilation cache entry" in done.stderr
 
 
 @pytest.mark.parametrize(

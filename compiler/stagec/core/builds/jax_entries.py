@@ -3,7 +3,8 @@
 JAX's key is the name of a module and a hash of several parts, one after the other: the module, jaxlib's version, flags
 and options, the topology of devices. `Key` has the parts, so that code that knows another topology can name the same
 entry for that. A file is an executable behind four bytes of a time, in a frame of zlib or zstandard: here of blocks
-that are stored as they are, which every release of every library reads, and which are the same bytes everywhere.
+that are stored as they are, which every release of every library reads, and which are the same bytes everywhere. A
+frame ends with a checksum of its content, because JAX checks nothing else: a damaged file is a miss.
 """
 
 from __future__ import annotations
@@ -120,9 +121,70 @@ def _zlib(data: bytes) -> bytes:
 
 
 def _zstandard(data: bytes) -> bytes:
-    """RFC 8878: one segment, whose size the head has in eight bytes, in raw blocks."""
+    """RFC 8878: one segment, whose size the head has in eight bytes, in raw blocks; at the end the optional checksum."""
     blocks = (struct.pack("<I", len(block) << 3 | last)[:3] + block for block, last in _blocks(data, 1 << 17))
-    return b"\x28\xb5\x2f\xfd" + b"\xe0" + struct.pack("<Q", len(data)) + b"".join(blocks)
+    checksum = struct.pack("<I", xxh64(data) & 0xFFFFFFFF)
+    return b"\x28\xb5\x2f\xfd" + b"\xe4" + struct.pack("<Q", len(data)) + b"".join(blocks) + checksum
+
+
+_PRIMES = (
+    0x9E3779B185EBCA87,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0x85EBCA77C2B2AE63,
+    0x27D4EB2F165667C5,
+)
+
+
+def xxh64(data: bytes) -> int:
+    """Return the hash XXH64 with seed 0 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md)."""
+    prime1, prime2, prime3, prime4, prime5 = _PRIMES
+    mask = (1 << 64) - 1
+
+    def rotated(value: int, by: int) -> int:
+        return (value << by | value >> 64 - by) & mask
+
+    def mixed(lane: int) -> int:
+        return rotated(lane * prime2 & mask, 31) * prime1 & mask
+
+    whole = len(data) & ~31
+    state = prime5
+    if whole:
+        lanes = _lanes(data[:whole])
+        state = sum(rotated(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & mask
+        for lane in lanes:
+            state = ((state ^ mixed(lane)) * prime1 + prime4) & mask
+    state = (state + len(data)) & mask
+    words = whole + (len(data) - whole & ~7)
+    for (word,) in struct.iter_unpack("<Q", data[whole:words]):
+        state = (rotated(state ^ mixed(word), 27) * prime1 + prime4) & mask
+    if len(data) - words >= 4:
+        state ^= int.from_bytes(data[words : words + 4], "little") * prime1 & mask
+        state = (rotated(state, 23) * prime2 + prime3) & mask
+        words += 4
+    for byte in data[words:]:
+        state = rotated(state ^ byte * prime5 & mask, 11) * prime1 & mask
+    state = (state ^ state >> 33) * prime2 & mask
+    state = (state ^ state >> 29) * prime3 & mask
+    return state ^ state >> 32
+
+
+def _lanes(data: bytes) -> list[int]:
+    """Return the four sums of XXH64 over stripes of 32 bytes. One long integer has all four, which takes 2/3 the time."""
+    prime1, prime2, *_ = _PRIMES
+    mask, gap = (1 << 64) - 1, bytes(8)  # behind each lane is room for a product
+
+    def four(lanes: Sequence[int]) -> int:
+        return sum(lane << 128 * i for i, lane in enumerate(lanes))
+
+    masks = four([mask] * 4)
+    state = four([prime1 + prime2 & mask, prime2, 0, -prime1 & mask])
+    for one, two, three, last in struct.iter_unpack("8s8s8s8s", data):
+        stripe = int.from_bytes(b"".join((one, gap, two, gap, three, gap, last)), "little")
+        state = state + stripe * prime2 & masks
+        state = (state << 31 | state >> 33) & masks
+        state = state * prime1 & masks
+    return [state >> 128 * i & mask for i in range(4)]
 
 
 def _blocks(data: bytes, most: int) -> Iterator[tuple[bytes, bool]]:
