@@ -1,10 +1,13 @@
 """JAX's compilation cache, built: programs with JAX find every executable, and what differs is a miss.
 
-Modules: `frontends/cache_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `cli/jax_cache.py`.
+Modules: `frontends/cache_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `stages/for_jax.py`,
+`cli/jax_cache.py`.
 """
 
 import ctypes
+import dataclasses
 import functools
+import io
 import json
 import os
 import random
@@ -18,12 +21,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jaxlib
 import pytest
+from jaxlib import xla_client
+from jaxlib.mlir import ir
 
 from stagec.core.builds import jax_entries
 from stagec.core.builds.jax_entries import Key
 from stagec.hardware import x86
 from stagec.pjrt import host
+from stagec.stages import mlir
 from tests.building import COMPILER, build_jax_cache, checked, stagec, write_specs
 
 SOURCES = Path(__file__).parent / "cached"
@@ -266,7 +273,7 @@ def test_a_flipped_bit_is_an_error_or_nothing(compression: str, size: int, step:
         for decompress in READERS[compression]:
             try:
                 content = decompress(bytes(damaged))
-            except Exception:  # whatever it is, JAX compiles
+            except Exception:  # noqa: BLE001 - whatever it is, JAX compiles
                 continue
             assert content == bytes(4) + data, bit
             harmless.append(bit)
@@ -414,6 +421,115 @@ def test_a_function_that_calls_back_is_refused(tmp_path: Path) -> None:
         "small.toml: functions.double.jax_cache: small:double calls back into Python, and JAX keeps no executable of "
         "such a function\n  write jax_cache = false for this function, or take the callback out\n"
     )
+
+
+def _of_key(change: Callable[[Key], Key]) -> Callable[[bytes], bytes]:
+    def changed(data: bytes) -> bytes:
+        (key,) = Key.read(data)
+        return change(key).to_bytes()
+
+    return changed
+
+
+def _with_options(set_: Callable[[Any], object]) -> Callable[[bytes], bytes]:
+    def change(key: Key) -> Key:
+        options = xla_client.CompileOptions.ParseFromString(key.parts[jax_entries.OPTIONS])
+        set_(options)
+        return key.with_parts({jax_entries.OPTIONS: options.SerializeAsString()})
+
+    return _of_key(change)
+
+
+def _of_another_program(data: bytes) -> bytes:
+    """A key whose name is right, behind the one of the program that is compiled: JAX would run that for both."""
+    (key,) = Key.read(data)
+    with mlir.context():
+        module = ir.Module.parse(str(ir.Module.parse(key.parts[jax_entries.MODULE])).replace("2.0", "3.0"))
+        other = io.BytesIO()
+        module.operation.write_bytecode(other)
+    assert other.getvalue() != key.parts[jax_entries.MODULE]
+    return data + key.with_parts({jax_entries.MODULE: other.getvalue()}).to_bytes()
+
+
+FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a name that leads elsewhere": (
+        _of_key(lambda key: dataclasses.replace(key, module="../../jit_double")),
+        "module: expected the name of a module",
+    ),
+    "a part twice": (
+        lambda data: data.replace(b'"custom_hook": 0', b'"compression": 0'),
+        "the key 'compression' appears twice",
+    ),
+    "parts in another order": (
+        _of_key(lambda key: dataclasses.replace(key, parts=dict(reversed(key.parts.items())))),
+        "the parts of a key are not in JAX's order",
+    ),
+    "a part that ends behind the file": (lambda data: data[:-1], "bytes, not the"),
+    "no key": (lambda data: b"", "0 bytes, not the 0 that it says"),
+    "another frame": (lambda data: data.replace(b'"zlib": "zl', b'"zlib": "lz'), "zlib: expected"),
+    "another program's name": (
+        _of_key(lambda key: dataclasses.replace(key, module="jit_another")),
+        "the module jit_double is named jit_another",
+    ),
+    "a second program": (_of_another_program, "its keys are of several programs"),
+    "flags": (
+        _of_key(lambda key: key.with_parts({jax_entries.FLAGS: b"--xla_cpu_enable_fast_min_max=true"})),
+        "XLA_FLAGS or LIBTPU_INIT_ARGS was --xla_cpu_enable_fast_min_max=true where the model ran",
+    ),
+    "a hook": (_of_key(lambda key: key.with_parts({jax_entries.HOOK: b"x"})), "added something by a hook of JAX"),
+    "another release": (
+        _of_key(lambda key: key.with_parts({jax_entries.JAXLIB: b"0.1.0"})),
+        f"it is of another jaxlib than {jaxlib.__version__}",
+    ),
+    "an option that the target lacks": (
+        _with_options(
+            lambda options: setattr(options, "env_option_overrides", [("xla_cpu_enable_fast_min_max", True)])
+        ),
+        "its options are not the target's compiler_options",
+    ),
+    "a folder to write to": (
+        _with_options(lambda o: setattr(o.executable_build_options.debug_options, "xla_dump_to", "/tmp/elsewhere")),
+        "it sets options of XLA that may name files",
+    ),
+    "more devices": (
+        _of_key(lambda key: dataclasses.replace(key, mesh=[2])),
+        "it is for 1 devices, and the mesh has 2",
+    ),
+    "no module": (_of_key(lambda key: key.with_parts({jax_entries.MODULE: b"x"})), "it cannot be read: "),
+    "no options": (
+        _of_key(lambda key: key.with_parts({jax_entries.OPTIONS: b""})),
+        "it is for 0 devices, and the mesh has 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_key_that_is_not_the_one_of_its_program_is_refused(small: Path, tmp_path: Path, forged: str) -> None:
+    """A model runs in the action that writes it; whoever compiles it believes nothing."""
+    change, said = FORGED[forged]
+    (key,) = (small / "out").glob("*.jax.key")
+    (tmp_path / "key").write_bytes(change(key.read_bytes()))
+    words = ["--jax-key", "key", "--output", "xla", "--jax-entry", "json"]
+    done = stagec("compile", "--spec", small / "out" / "small.double.cpu-avx2.spec", *words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "let stagec export write it again" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../jit_double-" + 64 * "0", "/tmp/jit-" + 64 * "0", "jit_double", "a\0b-" + 64 * "0"]
+)
+def test_an_entry_whose_name_leads_elsewhere_is_refused(small: Path, tmp_path: Path, name: str) -> None:
+    entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
+    document = json.loads(entry.read_text())
+    document["entries"][0]["names"]["zlib"] = {"any CPU": name}
+    (tmp_path / "forged.json").write_text(json.dumps(document))
+    words = ["--output", tmp_path / "out", "--entry", f"a={tmp_path / 'forged.json'}={executable}"]
+    done = stagec("jax-cache", *words)
+    assert done.returncode == 2
+    assert "entries[0].names.zlib.any CPU: expected the name of an entry" in done.stderr
+    assert {path.name for path in tmp_path.rglob("*")} <= {"forged.json", "out"}
 
 
 def test_two_targets_of_one_key_are_refused(small: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from stagec.bundle import containers, layout, placing, referrers
 from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import Descriptor, FileOf, Layout
 from stagec.bundle.placing import Blob, Folder
-from stagec.core.data import strict_json, writing
+from stagec.core.data import paths, strict_json, writing
 from stagec.core.telling.errors import StagecError, mistake
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
@@ -33,7 +33,7 @@ _REFERENCE = re.compile(
     r"(?P<repository>[^/@:]+(?::[0-9]+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)+)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_PATH = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}/)*[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+_PATH = re.compile(paths.PLAIN)
 """Paths of files in an image, below the folder; the rule is the same as for paths of weights in a manifest."""
 _LONGEST_PATH, _DEEPEST_PATH = 1000, 32
 _LARGEST = 2**22

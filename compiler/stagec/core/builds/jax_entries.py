@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from stagec.core.builds import naming
+from stagec.core.data import strict_json
+from stagec.core.trees import json_shapes
 
 MODULE, OPTIONS, JAXLIB, PLATFORM, FLAGS, TOPOLOGY, COMPRESSION = (
     "computation",
@@ -28,6 +30,10 @@ MODULE, OPTIONS, JAXLIB, PLATFORM, FLAGS, TOPOLOGY, COMPRESSION = (
     "compression",
 )
 """Parts that stagec knows, by JAX's names: the module, XLA's options, versions, flags, devices, a file's frame."""
+HOOK = "custom_hook"
+"""A part that a program may add."""
+_PARTS = (MODULE, JAXLIB, PLATFORM, FLAGS, OPTIONS, TOPOLOGY, COMPRESSION, HOOK)
+"""All parts, in JAX's order: the hash is of their bytes in a row, without what divides them."""
 COMPRESSIONS = ("zlib", "zstandard")
 """JAX uses the second if the process has the package of that name, or Python 3.14."""
 SUFFIX, USED = "-cache", "-atime"
@@ -37,6 +43,19 @@ INDEX = "stagec.json"
 NO_ENTRY_FOR_THIS_MACHINE = "stagec.jax_cache: no entry for this program and a machine such as this one"
 """A program that imports `stagec.jax_cache` logs this before JAX reports a miss."""
 _FORMAT = 1
+_MOST = 1 << 26
+"""Bytes of an index, and of what describes a key."""
+_MODULE = json_shapes.matching(r"\w[\w.-]*", "the name of a module")
+_NAME = json_shapes.matching(r"\w[\w.-]*-[0-9a-f]{64}", "the name of an entry")
+_KEY = json_shapes.shape(
+    {
+        "module": _MODULE,
+        "mesh": [int],
+        "committed": [int],
+        "zlib": json_shapes.constant(*COMPRESSIONS),
+        "parts": dict.fromkeys(_PARTS, int),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ class Key:
 
     def to_bytes(self) -> bytes:
         """Return the bytes that `read` reads: a line of JSON, and the parts."""
-        parts = [[name, len(part)] for name, part in self.parts.items()]
+        parts = {name: len(part) for name, part in self.parts.items()}
         head = {
             "module": self.module,
             "mesh": list(self.mesh),
@@ -77,16 +96,24 @@ class Key:
 
     @staticmethod
     def read(data: bytes) -> list[Key]:
-        """Read several keys from the bytes of `to_bytes`. Raises ValueError for anything else."""
+        """Read several keys from the bytes of `to_bytes`. Raises ValueError for anything else.
+
+        An action writes them in which a model ran: whether a key is that of its program, `stages/for_jax.py` checks.
+        """
         keys, at = [], 0
         while at < len(data):
-            end = data.index(b"\n", at)
-            described, at, parts = json.loads(data[at:end]), end + 1, {}
-            for name, length in described["parts"]:
+            end = data.find(b"\n", at)
+            head = strict_json.parse(data[at:end] if end >= 0 else b"", _MOST)
+            _KEY(head)
+            if list(head["parts"]) != list(_PARTS):
+                raise ValueError("the parts of a key are not in JAX's order")
+            at, parts = end + 1, {}
+            for name, length in head["parts"].items():
                 parts[name] = data[at : at + length]
                 at += length
-            more = (described[name] for name in ("mesh", "committed", "zlib"))
-            keys.append(Key(described["module"], parts, *more))
+            keys.append(Key(head["module"], parts, head["mesh"], head["committed"], head["zlib"]))
+        if not keys or at != len(data):
+            raise ValueError(f"{len(data):,} bytes, not the {at:,} that it says")
         return keys
 
 
@@ -121,7 +148,7 @@ def _zlib(data: bytes) -> bytes:
 
 
 def _zstandard(data: bytes) -> bytes:
-    """RFC 8878: one segment, whose size the head has in eight bytes, in raw blocks; at the end the optional checksum."""
+    """RFC 8878: one segment, whose size the head has in eight bytes, in raw blocks; at the end is a checksum."""
     blocks = (struct.pack("<I", len(block) << 3 | last)[:3] + block for block, last in _blocks(data, 1 << 17))
     checksum = struct.pack("<I", xxh64(data) & 0xFFFFFFFF)
     return b"\x28\xb5\x2f\xfd" + b"\xe4" + struct.pack("<Q", len(data)) + b"".join(blocks) + checksum
@@ -170,7 +197,7 @@ def xxh64(data: bytes) -> int:
 
 
 def _lanes(data: bytes) -> list[int]:
-    """Return the four sums of XXH64 over stripes of 32 bytes. One long integer has all four, which takes 2/3 the time."""
+    """Return the four sums of XXH64 over stripes of 32 bytes. One integer has all four: 2/3 of the time."""
     prime1, prime2, *_ = _PRIMES
     mask, gap = (1 << 64) - 1, bytes(8)  # behind each lane is room for a product
 
@@ -179,8 +206,8 @@ def _lanes(data: bytes) -> list[int]:
 
     masks = four([mask] * 4)
     state = four([prime1 + prime2 & mask, prime2, 0, -prime1 & mask])
-    for one, two, three, last in struct.iter_unpack("8s8s8s8s", data):
-        stripe = int.from_bytes(b"".join((one, gap, two, gap, three, gap, last)), "little")
+    for first, second, third, last in struct.iter_unpack("8s8s8s8s", data):
+        stripe = int.from_bytes(b"".join((first, gap, second, gap, third, gap, last)), "little")
         state = state + stripe * prime2 & masks
         state = (state << 31 | state >> 33) & masks
         state = state * prime1 & masks
@@ -261,11 +288,29 @@ def to_json(entries: Sequence[Entry]) -> str:
 
 
 def read(text: str) -> list[Entry]:
-    """Read the JSON form of `to_json`. Raises ValueError for anything else."""
-    document = json.loads(text)
+    """Read the JSON form of `to_json`. Raises ValueError, naming the key at fault, for anything else."""
+    document = strict_json.parse(text, _MOST)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ValueError("not an index of entries of JAX's compilation cache")
-    try:
-        return [Entry(**entry) for entry in document["entries"]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not an index of entries of JAX's compilation cache: {error}") from error
+    _INDEX(document)
+    return [Entry(**entry) for entry in document["entries"]]
+
+
+_INDEX = json_shapes.shape(
+    {
+        "format": int,
+        "entries": [
+            {
+                **dict.fromkeys(("function", "variant", "target"), str),
+                "bucket": {...: int},
+                "committed": [int],
+                "module": _MODULE,
+                "parts": {...: json_shapes.sha256},
+                "said": {...: str},
+                "topologies": {...: json_shapes.sha256},
+                "names": {compression: {...: _NAME} for compression in COMPRESSIONS},
+                "zlib": json_shapes.constant(*COMPRESSIONS),
+            }
+        ],
+    }
+)
