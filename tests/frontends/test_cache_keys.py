@@ -110,10 +110,10 @@ call = functools.partial(process, f"import stagec.jax_cache\n{CALL}")
 
 @pytest.mark.skipif(list(x86.ISA).index(HERE) < list(x86.ISA).index("AVX2"), reason="the executables need AVX2")
 def test_a_program_with_jax_compiles_nothing(cache: Path, workspace: Path) -> None:
-    """Donation, static arguments, x64, weak types, 8 devices, and steps of flax, Equinox and nnx, with JAX's bits."""
+    """Donation, static arguments, x64, weak types, 8 devices, Explicit axes, and steps of flax, Equinox and nnx, with JAX's bits."""
     done = process(workspace / "serve.py", "--hook", folder=cache, cwd=workspace, XLA_FLAGS=EIGHT)
     found_all = printed(done)
-    assert found_all["cache_hits"] == found_all["compile_requests_use_cache"] == len(found_all["results"]) == 11
+    assert found_all["cache_hits"] == found_all["compile_requests_use_cache"] == len(found_all["results"]) == 14
     assert found_all["cache_misses"] == 0
     assert NO_MISSES not in done.stderr
     plain = process(workspace / "serve.py", folder=None, cwd=workspace, XLA_FLAGS=f"{EIGHT} --xla_cpu_max_isa=AVX2")
@@ -125,7 +125,7 @@ def test_two_builds_are_the_same_bytes(cache: Path, workspace: Path) -> None:
     again = build_jax_cache("cached.toml", workspace / "again", workspace)
     files = {path.name: path.read_bytes() for path in cache.iterdir()}
     assert files == {path.name: path.read_bytes() for path in again.iterdir()}
-    assert len(files) == 11 * 2 * 2 + 1  # two compressions, each with the file that JAX writes beside
+    assert len(files) == 14 * 2 * 2 + 1  # two compressions, each with the file that JAX writes beside
 
 
 def test_a_machine_that_the_manifest_names_needs_no_import(small: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import jax.monitoring
 import numpy as np
 from jax._src import util
 
+from stagec.core.builds import jax_entries
 from stagec.core.builds.jax_entries import Key
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
@@ -104,11 +105,11 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
     pytrees.check(spec.manifest, spec.key, trees)
     try:
         # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
-        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+        with _over_mesh(spec):
             return pytrees.serialize(exported, spec.vjp_order)
     except Exception as error:
         if spec.vjp_order:  # of the vector-Jacobian product alone
-            with jax.sharding.use_abstract_mesh(_mesh(spec)):
+            with _over_mesh(spec):
                 jaxpr = callbacks.vjp_jaxpr(jitted, args, kwargs, spec.vjp_order)
             if problems := callbacks.problems(spec, jaxpr):
                 raise StagecError(*problems) from error
@@ -140,7 +141,7 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the jaxpr of the function of `spec`, as a string without addresses or places in the sources."""
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
-        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+        with _over_mesh(spec):
             text = jitted.trace(*args, **kwargs).jaxpr.pretty_print(use_color=False)
     return _ADDRESS.sub("", text) + "\n"
 
@@ -157,6 +158,7 @@ def results(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             repeatable.again(spec.key)
+            args = jax.tree.map(_resharded, args, staged.args)
             with callbacks.handling(spec.host_callbacks):
                 return staged.jitted(*args, **kwargs)
 
@@ -237,7 +239,8 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
 
     def traced() -> Staged:
         _, entry, options, args, kwargs = prepared
-        with jax.sharding.use_abstract_mesh(_mesh(spec)), _counting_its_devices():
+        with _over_mesh(spec), _counting_its_devices():
+            args = _split(spec, args, _mesh(spec)) if spec.axis_types else args
             jitted = _jitted(spec, entry, options, args, kwargs, _mesh(spec))
             jaxpr = _trace(spec, jitted, args, kwargs).jaxpr.jaxpr
             try:
@@ -292,15 +295,38 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _
 def _jitted(
     spec: FunctionSpec, entry: Callable[..., Any], options: Mapping[str, Any], args: Any, kwargs: Any, mesh: Any
 ) -> Any:
-    """Return `entry` under `jax.jit`, with shardings over `mesh`."""
+    """Return `entry` under `jax.jit`, with shardings over `mesh`. Over Explicit axes, arguments have their own."""
     shardings: dict[str, Any] = {}
-    if spec.in_shardings is not None:
+    if spec.in_shardings is not None and not spec.axis_types:
         shardings["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args, mesh)
     if spec.out_shardings is not None:
         repeatable.again(spec.key)
         result = jax.eval_shape(entry, *args, **kwargs)
         shardings["out_shardings"] = _expand(spec, "out_shardings", spec.out_shardings, result, mesh)
     return jax.jit(entry, **options, **shardings)
+
+
+def _split(spec: FunctionSpec, args: Any, mesh: Any) -> Any:
+    """Return arguments with their shardings over `mesh`, as arrays of a program have them.
+
+    Over Explicit axes, the split is a part of a type. `in_shardings` of `jax.jit` are not: JAX then traces other types.
+    """
+    if spec.in_shardings is None:
+        return args
+    leaves, structure = jax.tree.flatten(args)
+    expanded = _expand(spec, "in_shardings", spec.in_shardings, args, mesh)
+    shardings = jax.tree.leaves(expanded, is_leaf=lambda node: node is None)
+    split = [
+        leaf if sharding is None else leaf.update(sharding=sharding)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+    return jax.tree.unflatten(structure, split)
+
+
+def _resharded(value: Any, placeholder: Any) -> Any:
+    """Return an array with the sharding of its placeholder, if it has one."""
+    sharding = getattr(placeholder, "sharding", None)
+    return value if sharding is None else jax.sharding.reshard(value, sharding.spec)
 
 
 def _trace(spec: FunctionSpec, jitted: Any, args: Any, kwargs: Any) -> Any:
@@ -343,6 +369,9 @@ def jax_keys(
             lowered = _running(spec, functools.partial(_lower_for_jax, spec, executable, import_roots, way))
             compile_ = functools.partial(lowered.compile, *([options] if options else []))
             key, calls_back = cache_keys.key_of(compile_)
+            if flags := key.parts[jax_entries.FLAGS].decode():
+                what = f"XLA_FLAGS or LIBTPU_INIT_ARGS is {flags}, which JAX has in its keys, and stagec compiles without"
+                raise spec.problem("environment", what, "leave it out, and write the target's compiler_options")
             keys.append(dataclasses.replace(key, mesh=[length for _, length in spec.mesh], committed=list(way)))
     if calls_back:
         what = f"{spec.entry} calls back into Python, and JAX keeps no executable of such a function"
@@ -364,14 +393,16 @@ def _lower_for_jax(
     placed = [here if i in committed else anywhere for i in range(len(args))]
     args = tuple(map(jax.tree.map, placed, args))
     kwargs = jax.tree.map(anywhere, kwargs)
-    if hasattr(function, "lower"):
-        args, kwargs = filtering.opened((args, kwargs))
-        if type(function).__module__.partition(".")[0] == "equinox":  # all but arrays is static there
-            args, kwargs = jax.tree.map(jax_arguments.zeros, (args, kwargs))
-        repeatable.again(spec.key)
-        return function.lower(*args, **kwargs, **spec.static)
     mesh = devices_mesh(spec) if spec.mesh else None
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        if spec.axis_types or hasattr(function, "lower"):
+            args = _split(spec, args, mesh)
+        if hasattr(function, "lower"):
+            args, kwargs = filtering.opened((args, kwargs))
+            if type(function).__module__.partition(".")[0] == "equinox":  # all but arrays is static there
+                args, kwargs = jax.tree.map(jax_arguments.zeros, (args, kwargs))
+            repeatable.again(spec.key)
+            return function.lower(*args, **kwargs, **spec.static)
         jitted = _jitted(spec, entry, options, args, kwargs, mesh)
         return _trace(spec, jitted, args, kwargs).lower(lowering_platforms=(executable.target.platform,))
 
@@ -393,9 +424,24 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
     """The mesh of a function: axes without devices; an empty one if it has none."""
     # Later versions of JAX have other types for axes unless told.
-    types = (jax.sharding.AxisType.Auto,) * len(spec.mesh)
+    types = tuple(jax.sharding.AxisType[kind] for kind in spec.axis_types or ("Auto",) * len(spec.mesh))
     names = tuple(name for name, _ in spec.mesh)
     return jax.sharding.AbstractMesh(tuple(size for _, size in spec.mesh), names, axis_types=types)
+
+
+@contextlib.contextmanager
+def _over_mesh(spec: FunctionSpec) -> Iterator[None]:
+    """Trace and lower over the mesh of a function. Sizes are not split: whoever reads the artifact computes with them."""
+
+    def without(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), axis_types=())):
+            return before(*args, **kwargs)
+
+    with contextlib.ExitStack() as changes:
+        for patch in patched.SIZES if spec.axis_types else ():
+            changes.enter_context(patch.by(without))
+        changes.enter_context(jax.sharding.use_abstract_mesh(_mesh(spec)))
+        yield
 
 
 @contextlib.contextmanager
