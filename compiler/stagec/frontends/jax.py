@@ -158,7 +158,7 @@ def results(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             repeatable.again(spec.key)
-            args = jax.tree.map(_resharded, args, staged.args)
+            args = jax.tree.map(functools.partial(_resharded, spec), args, staged.args)
             with callbacks.handling(spec.host_callbacks):
                 return staged.jitted(*args, **kwargs)
 
@@ -256,7 +256,8 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
             return Staged(exported, jitted, args, kwargs, depends)
 
     with kernels.naming_the_plugin(spec):
-        prepared = _prepared(spec, import_roots, frames)
+        with advice.given(spec):
+            prepared = _prepared(spec, import_roots, frames)
         return _running(spec, traced)
 
 
@@ -323,10 +324,14 @@ def _split(spec: FunctionSpec, args: Any, mesh: Any) -> Any:
     return jax.tree.unflatten(structure, split)
 
 
-def _resharded(value: Any, placeholder: Any) -> Any:
-    """Return an array with the sharding of its placeholder, if it has one."""
-    sharding = getattr(placeholder, "sharding", None)
-    return value if sharding is None else jax.sharding.reshard(value, sharding.spec)
+def _resharded(spec: FunctionSpec, value: Any, placeholder: Any) -> Any:
+    """Return an array with the type of its placeholder, which may be split over Explicit axes; XLA may split the rest."""
+    if getattr(placeholder, "sharding", None) is None:
+        return value
+    explicit = {name for (name, _), kind in zip(spec.mesh, spec.axis_types, strict=True) if kind == "Explicit"}
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in placeholder.sharding.spec]
+    parts = [tuple(name for name in entry if name in explicit) for entry in entries]
+    return jax.sharding.reshard(value, jax.sharding.PartitionSpec(*(part or None for part in parts)))
 
 
 def _trace(spec: FunctionSpec, jitted: Any, args: Any, kwargs: Any) -> Any:
@@ -335,10 +340,8 @@ def _trace(spec: FunctionSpec, jitted: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _running(spec: FunctionSpec, traced: Callable[[], T]) -> T:
-    try:
+    with advice.given(spec):
         return user_code.run(traced, f"staging {spec.entry} raised", spec.manifest, spec.key)
-    except StagecError as error:
-        raise advice.on(error) from error
 
 
 @repeatable.clock_and_chance()
@@ -370,7 +373,9 @@ def jax_keys(
             compile_ = functools.partial(lowered.compile, *([options] if options else []))
             key, calls_back = cache_keys.key_of(compile_)
             if flags := key.parts[jax_entries.FLAGS].decode():
-                what = f"XLA_FLAGS or LIBTPU_INIT_ARGS is {flags}, which JAX has in its keys, and stagec compiles without"
+                what = (
+                    f"XLA_FLAGS or LIBTPU_INIT_ARGS is {flags}, which JAX has in its keys, and stagec compiles without"
+                )
                 raise spec.problem("environment", what, "leave it out, and write the target's compiler_options")
             keys.append(dataclasses.replace(key, mesh=[length for _, length in spec.mesh], committed=list(way)))
     if calls_back:

@@ -159,7 +159,9 @@ CONTEXT_MESH = Patch(
     "if not abs_mesh.empty and abs_mesh._any_axis_explicit:",
 )
 SIZES = tuple(
-    Patch(owner, name, "over Explicit axes JAX splits the sizes of arrays too, and then it cannot refine its own module")
+    Patch(
+        owner, name, "over Explicit axes JAX splits the sizes of arrays too, and then it cannot refine its own module"
+    )
     for owner, name in ((_MLIR, "eval_dynamic_shape"), ("jax._src.export._export", "_wrap_main_func"))
 )
 _NO_DEVICE = "a kernel may ask which device is there, and this machine has none"

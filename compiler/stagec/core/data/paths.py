@@ -5,7 +5,7 @@ Whoever wrote the file may be a stranger: a bundle, an image, or the output of a
 
 from __future__ import annotations
 
-PLAIN = r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}/)*[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}"
+PLAIN = "([A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 """A path below the folder whose names read the same everywhere: no blank, no hidden file, nothing that is an option."""
 
 
