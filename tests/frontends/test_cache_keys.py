@@ -110,7 +110,7 @@ call = functools.partial(process, f"import stagec.jax_cache\n{CALL}")
 
 @pytest.mark.skipif(list(x86.ISA).index(HERE) < list(x86.ISA).index("AVX2"), reason="the executables need AVX2")
 def test_a_program_with_jax_compiles_nothing(cache: Path, workspace: Path) -> None:
-    """Donation, static arguments, x64, weak types, 8 devices, Explicit axes, and steps of flax, Equinox and nnx, with JAX's bits."""
+    """Donation, static arguments, x64, 8 devices, Explicit axes, steps of flax, Equinox and nnx, with JAX's bits."""
     done = process(workspace / "serve.py", "--hook", folder=cache, cwd=workspace, XLA_FLAGS=EIGHT)
     found_all = printed(done)
     assert found_all["cache_hits"] == found_all["compile_requests_use_cache"] == len(found_all["results"]) == 14
@@ -395,10 +395,16 @@ def test_arguments_on_a_device_that_the_program_chose(tmp_path: Path) -> None:
 
 
 def test_compiler_options_are_those_of_jit(tmp_path: Path) -> None:
-    """A target has them, and the program gives them to `jax.jit`."""
-    options = {"xla_cpu_enable_fast_min_max": True}
+    """A target has them, and the program gives them to `jax.jit`, in the order of their names; levels as numbers."""
+    options = {
+        "optimization_level": 29,
+        "xla_cpu_enable_fast_min_max": True,
+        "xla_cpu_prefer_vector_width": 128,
+        "xla_disable_hlo_passes": "algsimp",
+    }
     fast = "[targets.fast]\nplatform = 'cpu'\nisa = 'AVX2'\n"
-    fast += "".join(f"compiler_options.{name} = true\n" for name in options)
+    fast += "".join(f"compiler_options.{name} = {json.dumps(value)}\n" for name, value in reversed(options.items()))
+    fast = fast.replace("level = 29", 'level = "O2"')
     (tmp_path / "small.toml").write_text(SMALL.replace('"cpu-avx2"', '"fast"') + fast)
     (tmp_path / "small.py").write_text(DOUBLE)
     folder = build_jax_cache("small.toml", tmp_path / "out", tmp_path)

@@ -463,7 +463,7 @@ isa = "AVX2"
             '[functions.g]\nentry = "a:b"\nargs = ["f32[3]"]\nplatforms = ["cpu"]\nmesh = "dp"\nvjp_order = 1\n'
             '[meshes.dp]\naxes = { data = 2, model = 3 }\naxis_types = ["Auto", "Explicit", "Auto"]',
             """\
-            m.toml: functions.f.mesh: dp has Explicit axes, a type that JAX alone has, and stagec itself traces the function
+            m.toml: functions.f.mesh: dp has Explicit axes, which JAX alone has, and stagec itself traces the function
               name a mesh without axis_types
             m.toml: functions.g.vjp_order: dp has Explicit axes, and JAX calls no derivative of an artifact over them
               leave it out, and list the derivative as a function of its own

@@ -20,7 +20,7 @@ import jax.monitoring
 import numpy as np
 from jax._src import util
 
-from stagec.core.builds import jax_entries
+from stagec.core.builds import compiler_options
 from stagec.core.builds.jax_entries import Key
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
@@ -325,7 +325,7 @@ def _split(spec: FunctionSpec, args: Any, mesh: Any) -> Any:
 
 
 def _resharded(spec: FunctionSpec, value: Any, placeholder: Any) -> Any:
-    """Return an array with the type of its placeholder, which may be split over Explicit axes; XLA may split the rest."""
+    """Return an array with the type of its placeholder: split over Explicit axes. XLA splits it over the others."""
     if getattr(placeholder, "sharding", None) is None:
         return value
     explicit = {name for (name, _), kind in zip(spec.mesh, spec.axis_types, strict=True) if kind == "Explicit"}
@@ -362,7 +362,8 @@ def jax_keys(
     if spec.mesh:
         jax.config.update("jax_num_cpu_devices", math.prod(length for _, length in spec.mesh))
     device = next((d for d in spec.devices if d["platform"] == target.platform), None) if target.jax_device() else None
-    options = dict(target.compiler_options) or None
+    fields, flags = compiler_options.split(compiler_options.checked(target.compiler_options))
+    options = {**fields, **dict(flags)} or None
     keys = []
     with contextlib.ExitStack() as changes:
         if device:
@@ -372,11 +373,6 @@ def jax_keys(
             lowered = _running(spec, functools.partial(_lower_for_jax, spec, executable, import_roots, way))
             compile_ = functools.partial(lowered.compile, *([options] if options else []))
             key, calls_back = cache_keys.key_of(compile_)
-            if flags := key.parts[jax_entries.FLAGS].decode():
-                what = (
-                    f"XLA_FLAGS or LIBTPU_INIT_ARGS is {flags}, which JAX has in its keys, and stagec compiles without"
-                )
-                raise spec.problem("environment", what, "leave it out, and write the target's compiler_options")
             keys.append(dataclasses.replace(key, mesh=[length for _, length in spec.mesh], committed=list(way)))
     if calls_back:
         what = f"{spec.entry} calls back into Python, and JAX keeps no executable of such a function"
@@ -436,7 +432,7 @@ def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
 
 @contextlib.contextmanager
 def _over_mesh(spec: FunctionSpec) -> Iterator[None]:
-    """Trace and lower over the mesh of a function. Sizes are not split: whoever reads the artifact computes with them."""
+    """Trace and lower over the mesh of a function, but do not split sizes: who reads the artifact computes them."""
 
     def without(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), axis_types=())):

@@ -76,7 +76,7 @@ def _check_committed(function: Function, problem: _Report) -> Iterator[Problem]:
 def _check_explicit(function: Function, frontend: str, problem: _Report) -> Iterator[Problem]:
     """Explicit axes where they have no meaning, or JAX cannot do with them what the function asks for."""
     if frontend == "arrays":
-        what = f"{function.mesh} has Explicit axes, a type that JAX alone has, and stagec itself traces the function"
+        what = f"{function.mesh} has Explicit axes, which JAX alone has, and stagec itself traces the function"
         yield problem(("mesh",), what, "name a mesh without axis_types")
     if function.vjp_order:
         # "Custom VJP bwd rule must produce an output with the same type": those of the artifact name no device.
