@@ -1,4 +1,4 @@
-"""`core/data/paths.py`: no path that a file names leads out of the folder, whoever opens it."""
+"""`core/data/paths.py`: no path that a file names leads out of the folder, and every reader checks that."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -110,5 +110,5 @@ def test_the_message_says_why(tmp_path: Path) -> None:
     with pytest.raises(StagecError) as refused:
         files.write_below(str(tmp_path), "a/../../b", [b"x"])
     assert str(refused.value) == (
-        f'{tmp_path}/a/../../b: cannot be written: it is no path below the folder: one of its names is ".."'
+        f'{tmp_path}/a/../../b: cannot be written: it is not a path below the folder: one of its names is ".."'
     )

@@ -511,7 +511,7 @@ FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("forged", FORGED)
 def test_a_key_that_is_not_the_one_of_its_program_is_refused(small: Path, tmp_path: Path, forged: str) -> None:
-    """A model runs in the action that writes it; whoever compiles it believes nothing."""
+    """A model runs in the action that writes it; the one that compiles it believes nothing."""
     change, said = FORGED[forged]
     (key,) = (small / "out").glob("*.jax.key")
     (tmp_path / "key").write_bytes(change(key.read_bytes()))

@@ -36,7 +36,7 @@ _NO_MESH = (
 _ANOTHER_MESH = (
     "must be >= the product of mesh_shape",
     "must equal the product of mesh_shape",
-    "`set_mesh` can only be used outside of `jax.jit`",
+    "`set_mesh` can only be used",
     "cannot reshape array of size 1 into shape",  # the devices, in the form of a mesh
 )
 _AUTO = ("cannot contain axis names that are of type Auto or Manual", "can only refer to Auto axes of the mesh")

@@ -1,6 +1,6 @@
 """Relative paths that a file names: which of them stay below the folder. Standard library only.
 
-Whoever wrote the file may be a stranger: a bundle, an image, or the output of an action in which a model ran.
+The file may be by a stranger: a bundle, an image, or the output of an action in which a model ran.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PLAIN = "([A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 def fault(path: str) -> str:
     """Return why a path does not name a file below the folder that it is relative to; "" if it does.
 
-    It is about the string: whoever opens the path follows no links (`writing.made`).
+    It is about the string. A function that opens the path follows no links (`writing.made`).
     """
     if not path.isprintable():
         return "it has characters that do not print"

@@ -86,7 +86,7 @@ def made(top: int, name: str, make: bool = True) -> Iterator[int]:
     fault, below `top`; and for a name that leads out of `top`.
     """
     if fault := paths.fault(name):
-        raise OSError(errno.EINVAL, f"it is no path below the folder: {fault}")
+        raise OSError(errno.EINVAL, f"it is not a path below the folder: {fault}")
     *parents, _ = name.split("/")
     with contextlib.ExitStack() as stack:
         here = top

@@ -85,7 +85,7 @@ def path(value: Any) -> None:
     """The path of a file below a folder."""
     text(value)
     if fault := paths.fault(value):
-        raise Mismatch(f"{shown(value)!r} is no path below the folder: {fault}")
+        raise Mismatch(f"{shown(value)!r} is not a path below the folder: {fault}")
 
 
 def constant(*values: Any) -> Shape:
