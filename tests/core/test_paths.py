@@ -74,7 +74,7 @@ READERS: dict[str, Callable[[str, Path], object]] = {
     "a program in JAX's cache": _of_key,
     "an entry of JAX's cache": _of_entry,
 }
-"""Whatever makes a path of a name in a file; a function that is not here opens what its user named."""
+"""Whatever makes a path of a name in a file. A function that is not here opens what its user named."""
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
