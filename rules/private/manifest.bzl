@@ -37,6 +37,7 @@ PLANNER_SOURCES = [
     "stagec/core/builds/specs.py",
     "stagec/core/builds/version.py",
     "stagec/core/data/__init__.py",
+    "stagec/core/data/paths.py",
     "stagec/core/data/reading.py",
     "stagec/core/data/writing.py",
     "stagec/core/sizes/__init__.py",

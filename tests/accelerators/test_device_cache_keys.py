@@ -45,17 +45,23 @@ with jax.set_mesh(mesh):
 one = topologies.get_topology_desc("v5e:1x1", "tpu", chips_per_host_bounds=(1, 1, 1)).devices[0]
 x = jax.ShapeDtypeStruct((256, 128), jax.numpy.bfloat16, sharding=SingleDeviceSharding(one))
 key(jax.jit(kernels.matmul), x, x)
+key(jax.jit(kernels.matmul, compiler_options={"xla_tpu_scoped_vmem_limit_kib": 8192}), x, x)
 """
 
 
 def test_keys_of_a_tpu_are_those_of_jax(tmp_path: Path) -> None:
-    """Over four chips, whose order is that of `jax.make_mesh`, and of a kernel of Pallas on one."""
+    """Over four chips, in the order of `jax.make_mesh`, and of a kernel of Pallas on one; also with an option."""
     if packages.folder("libtpu") is None:
         pytest.skip("not installed: libtpu")
     write_specs("tests/accelerators/accelerators.toml", ROOT, tmp_path)
     ours = []
-    for name, target, committed in (("sharded", "v5e-2x2", "none"), ("matmul", "v5e-1x1", "0,1")):
+    option = {"xla_tpu_scoped_vmem_limit_kib": 8192}
+    rows = ("sharded", "v5e-2x2", "none", {}), ("matmul", "v5e-1x1", "0,1", {}), ("matmul", "v5e-1x1", "0,1", option)
+    for name, target, committed, options in rows:
         executable, key = tmp_path / f"accelerators.{name}.{target}.spec", tmp_path / f"{name}.key"
+        described = json.loads(executable.read_text())
+        described["target"]["compiler_options"] = options
+        executable.write_text(json.dumps(described))
         words = ["--jax-key", key, "--executable", executable, "--committed", committed, "--import-root", ROOT]
         checked("export", "--spec", tmp_path / f"accelerators.{name}.spec", *words)
         words = ["--jax-key", key, "--output", tmp_path / f"{name}.xla", "--jax-entry", tmp_path / f"{name}.json"]
@@ -78,6 +84,6 @@ def test_keys_of_a_tpu_are_those_of_jax(tmp_path: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     own = done.stdout.split()
-    assert len(own) == 2
+    assert len(own) == 3
     for name, names in zip(own, ours, strict=True):
         assert name in {key for compression in names.values() for key in compression.values()}

@@ -288,11 +288,17 @@ def _plugin(package: str, distribution: str, version: str) -> plugins.Plugin:
     return plugins.Plugin("tpu", package, "__init__.py", distribution, {compatibility.version(): version})
 
 
+TO_LOCK = (
+    "write {} to a lock of its own, with hashes, and name it tpu_lock beside lock:\n"
+    "in stagec.python(...) of MODULE.bazel, or in stagec_repositories(...) of WORKSPACE (docs/accelerators.md)"
+)
+
+
 def test_a_plugin_that_is_not_installed() -> None:
     with pytest.raises(CannotCompile) as caught:
         plugins.load(_plugin("no_such_package", "no-such-package", "1.2"))
     assert str(caught.value) == "the plugin that compiles for tpu is not installed: no-such-package"
-    assert caught.value.write == "add no-such-package==1.2.* to the packages of the toolchain"
+    assert caught.value.write == TO_LOCK.format("no-such-package==1.2.*")
 
 
 def test_a_plugin_for_another_jaxlib() -> None:
@@ -300,7 +306,7 @@ def test_a_plugin_for_another_jaxlib() -> None:
     with pytest.raises(CannotCompile) as caught:
         plugins.load(_plugin("numpy", "numpy", "0.0.1"))
     assert str(caught.value) == f"numpy {found} is not for jaxlib {compatibility.version()}"
-    assert caught.value.write == "lock numpy==0.0.1.*"
+    assert caught.value.write == TO_LOCK.format("numpy==0.0.1.*")
 
 
 def test_a_plugin_that_does_not_run_on_this_machine() -> None:

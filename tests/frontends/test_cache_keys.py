@@ -1,11 +1,16 @@
 """JAX's compilation cache, built: programs with JAX find every executable, and what differs is a miss.
 
-Modules: `frontends/cache_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `cli/jax_cache.py`.
+Modules: `frontends/cache_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `stages/for_jax.py`,
+`cli/jax_cache.py`.
 """
 
+import ctypes
+import dataclasses
 import functools
+import io
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -16,12 +21,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jaxlib
 import pytest
+from jaxlib import xla_client
+from jaxlib.mlir import ir
 
 from stagec.core.builds import jax_entries
 from stagec.core.builds.jax_entries import Key
 from stagec.hardware import x86
 from stagec.pjrt import host
+from stagec.stages import mlir
 from tests.building import COMPILER, build_jax_cache, checked, stagec, write_specs
 
 SOURCES = Path(__file__).parent / "cached"
@@ -101,10 +110,10 @@ call = functools.partial(process, f"import stagec.jax_cache\n{CALL}")
 
 @pytest.mark.skipif(list(x86.ISA).index(HERE) < list(x86.ISA).index("AVX2"), reason="the executables need AVX2")
 def test_a_program_with_jax_compiles_nothing(cache: Path, workspace: Path) -> None:
-    """Donation, static arguments, x64, weak types, 8 devices, and steps of flax, Equinox and nnx, with JAX's bits."""
+    """Donation, static arguments, x64, 8 devices, Explicit axes, steps of flax, Equinox and nnx, with JAX's bits."""
     done = process(workspace / "serve.py", "--hook", folder=cache, cwd=workspace, XLA_FLAGS=EIGHT)
     found_all = printed(done)
-    assert found_all["cache_hits"] == found_all["compile_requests_use_cache"] == len(found_all["results"]) == 11
+    assert found_all["cache_hits"] == found_all["compile_requests_use_cache"] == len(found_all["results"]) == 14
     assert found_all["cache_misses"] == 0
     assert NO_MISSES not in done.stderr
     plain = process(workspace / "serve.py", folder=None, cwd=workspace, XLA_FLAGS=f"{EIGHT} --xla_cpu_max_isa=AVX2")
@@ -116,7 +125,7 @@ def test_two_builds_are_the_same_bytes(cache: Path, workspace: Path) -> None:
     again = build_jax_cache("cached.toml", workspace / "again", workspace)
     files = {path.name: path.read_bytes() for path in cache.iterdir()}
     assert files == {path.name: path.read_bytes() for path in again.iterdir()}
-    assert len(files) == 11 * 2 * 2 + 1  # two compressions, each with the file that JAX writes beside
+    assert len(files) == 14 * 2 * 2 + 1  # two compressions, each with the file that JAX writes beside
 
 
 def test_a_machine_that_the_manifest_names_needs_no_import(small: Path, tmp_path: Path) -> None:
@@ -211,14 +220,79 @@ def test_what_jax_compiles_itself_has_its_own_key(small: Path, tmp_path: Path) -
     assert printed(process(CALL, folder=tmp_path, cwd=small, hook=False)) == [1, 1, [0, 2, 4, 6]]
 
 
-def test_a_frame_is_one_of_zlib_and_of_zstandard() -> None:
-    for size in (0, 1, 65535, 65536, 1 << 17, 300_000):
-        data = os.urandom(size)
-        assert zlib.decompress(jax_entries.file(data, "zlib")) == bytes(4) + data
-        if sys.version_info >= (3, 14):
-            from compression import zstd
+def _zstd(frame: bytes) -> bytes:
+    """Return the content of a frame as the package `zstandard` does, with the library that it wraps."""
+    library = ctypes.CDLL("libzstd.so.1")
+    size_of, decompress, is_error = library.ZSTD_getFrameContentSize, library.ZSTD_decompress, library.ZSTD_isError
+    size_of.restype = decompress.restype = ctypes.c_size_t
+    decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    is_error.argtypes = [ctypes.c_size_t]
+    size = size_of(frame, len(frame))
+    if size > 1 << 24:
+        raise MemoryError(size)
+    content = ctypes.create_string_buffer(size + 1)
+    written = decompress(content, size, frame, len(frame))
+    if is_error(written):
+        raise ValueError("not a frame")
+    return content.raw[:written]
 
-            assert zstd.decompress(jax_entries.file(data, "zstandard")) == bytes(4) + data
+
+READERS: dict[str, list[Callable[[bytes], bytes]]] = {"zlib": [zlib.decompress], "zstandard": [_zstd]}
+"""What JAX calls (jax/_src/compilation_cache.py: decompress_executable)."""
+if sys.version_info >= (3, 14):
+    from compression import zstd
+
+    READERS["zstandard"].append(zstd.decompress)
+
+
+@pytest.mark.parametrize("compression", jax_entries.COMPRESSIONS)
+def test_a_frame_is_one_of_zlib_and_of_zstandard(compression: str) -> None:
+    """The reader of zstandard refuses another checksum, so XXH64 is right for each length."""
+    for size in (*range(100), 65535, 65536, 1 << 17, 300_000):
+        data = os.urandom(size)
+        for decompress in READERS[compression]:
+            assert decompress(jax_entries.file(data, compression)) == bytes(4) + data
+
+
+def test_the_hash_is_that_of_its_specification() -> None:
+    assert jax_entries.xxh64(b"") == 0xEF46DB3751D8E999
+    assert jax_entries.xxh64(b"abc") == 0x44BC2CF5AD770999
+
+
+@pytest.mark.parametrize("compression", jax_entries.COMPRESSIONS)
+@pytest.mark.parametrize(("size", "step"), [(100, 1), (2000, 1), (200_000, 997)])
+def test_a_flipped_bit_is_an_error_or_nothing(compression: str, size: int, step: int) -> None:
+    """Every bit of the heads and of the last block, and of small files; bits all over large ones."""
+    data = random.Random(size).randbytes(size)
+    whole = jax_entries.file(data, compression)
+    bits = {*range(0, 8 * len(whole), step), *range(200), *range(8 * len(whole) - 200, 8 * len(whole))}
+    harmless = []
+    for bit in sorted(bits):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        for decompress in READERS[compression]:
+            try:
+                content = decompress(bytes(damaged))
+            except Exception:  # noqa: BLE001 - whatever it is, JAX compiles
+                continue
+            assert content == bytes(4) + data, bit
+            harmless.append(bit)
+    # Bits that nobody reads: of zlib's first block, and in zstandard's head, where one says that there is a checksum.
+    assert {*harmless} <= {"zlib": {19, 20, 21, 22, 23}, "zstandard": {34, 36}}[compression] | {
+        8 * at + bit for at in range(2, len(whole), 65535 + 5) for bit in range(3, 8) if compression == "zlib"
+    }
+
+
+def test_a_damaged_entry_is_a_miss(small: Path, tmp_path: Path) -> None:
+    """JAX warns, and compiles."""
+    damaged = shutil.copytree(small / "out" / "jax_cache", tmp_path / "damaged")
+    for path in damaged.glob(f"*{jax_entries.SUFFIX}"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    done = call(folder=damaged, cwd=small)
+    assert printed(done)[0::2] == [0, [0, 2, 4, 6]]
+    assert "Error reading persistent compilation cache entry" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -321,10 +395,16 @@ def test_arguments_on_a_device_that_the_program_chose(tmp_path: Path) -> None:
 
 
 def test_compiler_options_are_those_of_jit(tmp_path: Path) -> None:
-    """A target has them, and the program gives them to `jax.jit`."""
-    options = {"xla_cpu_enable_fast_min_max": True}
+    """A target has them, and the program gives them to `jax.jit`, in the order of their names; levels as numbers."""
+    options = {
+        "optimization_level": 29,
+        "xla_cpu_enable_fast_min_max": True,
+        "xla_cpu_prefer_vector_width": 128,
+        "xla_disable_hlo_passes": "algsimp",
+    }
     fast = "[targets.fast]\nplatform = 'cpu'\nisa = 'AVX2'\n"
-    fast += "".join(f"compiler_options.{name} = true\n" for name in options)
+    fast += "".join(f"compiler_options.{name} = {json.dumps(value)}\n" for name, value in reversed(options.items()))
+    fast = fast.replace("level = 29", 'level = "O2"')
     (tmp_path / "small.toml").write_text(SMALL.replace('"cpu-avx2"', '"fast"') + fast)
     (tmp_path / "small.py").write_text(DOUBLE)
     folder = build_jax_cache("small.toml", tmp_path / "out", tmp_path)
@@ -347,6 +427,115 @@ def test_a_function_that_calls_back_is_refused(tmp_path: Path) -> None:
         "small.toml: functions.double.jax_cache: small:double calls back into Python, and JAX keeps no executable of "
         "such a function\n  write jax_cache = false for this function, or take the callback out\n"
     )
+
+
+def _of_key(change: Callable[[Key], Key]) -> Callable[[bytes], bytes]:
+    def changed(data: bytes) -> bytes:
+        (key,) = Key.read(data)
+        return change(key).to_bytes()
+
+    return changed
+
+
+def _with_options(set_: Callable[[Any], object]) -> Callable[[bytes], bytes]:
+    def change(key: Key) -> Key:
+        options = xla_client.CompileOptions.ParseFromString(key.parts[jax_entries.OPTIONS])
+        set_(options)
+        return key.with_parts({jax_entries.OPTIONS: options.SerializeAsString()})
+
+    return _of_key(change)
+
+
+def _of_another_program(data: bytes) -> bytes:
+    """A key whose name is right, behind the one of the program that is compiled: JAX would run that for both."""
+    (key,) = Key.read(data)
+    with mlir.context():
+        module = ir.Module.parse(str(ir.Module.parse(key.parts[jax_entries.MODULE])).replace("2.0", "3.0"))
+        other = io.BytesIO()
+        module.operation.write_bytecode(other)
+    assert other.getvalue() != key.parts[jax_entries.MODULE]
+    return data + key.with_parts({jax_entries.MODULE: other.getvalue()}).to_bytes()
+
+
+FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a name that leads elsewhere": (
+        _of_key(lambda key: dataclasses.replace(key, module="../../jit_double")),
+        "module: expected the name of a module",
+    ),
+    "a part twice": (
+        lambda data: data.replace(b'"custom_hook": 0', b'"compression": 0'),
+        "the key 'compression' appears twice",
+    ),
+    "parts in another order": (
+        _of_key(lambda key: dataclasses.replace(key, parts=dict(reversed(key.parts.items())))),
+        "the parts of a key are not in JAX's order",
+    ),
+    "a part that ends behind the file": (lambda data: data[:-1], "bytes, not the"),
+    "no key": (lambda data: b"", "0 bytes, not the 0 that it says"),
+    "another frame": (lambda data: data.replace(b'"zlib": "zl', b'"zlib": "lz'), "zlib: expected"),
+    "another program's name": (
+        _of_key(lambda key: dataclasses.replace(key, module="jit_another")),
+        "the module jit_double is named jit_another",
+    ),
+    "a second program": (_of_another_program, "its keys are of several programs"),
+    "flags": (
+        _of_key(lambda key: key.with_parts({jax_entries.FLAGS: b"--xla_cpu_enable_fast_min_max=true"})),
+        "XLA_FLAGS or LIBTPU_INIT_ARGS was --xla_cpu_enable_fast_min_max=true where the model ran",
+    ),
+    "a hook": (_of_key(lambda key: key.with_parts({jax_entries.HOOK: b"x"})), "added something by a hook of JAX"),
+    "another release": (
+        _of_key(lambda key: key.with_parts({jax_entries.JAXLIB: b"0.1.0"})),
+        f"it is of another jaxlib than {jaxlib.__version__}",
+    ),
+    "an option that the target lacks": (
+        _with_options(
+            lambda options: setattr(options, "env_option_overrides", [("xla_cpu_enable_fast_min_max", True)])
+        ),
+        "its options are not the target's compiler_options",
+    ),
+    "a folder to write to": (
+        _with_options(lambda o: setattr(o.executable_build_options.debug_options, "xla_dump_to", "/tmp/elsewhere")),
+        "it sets options of XLA that may name files",
+    ),
+    "more devices": (
+        _of_key(lambda key: dataclasses.replace(key, mesh=[2])),
+        "it is for 1 devices, and the mesh has 2",
+    ),
+    "no module": (_of_key(lambda key: key.with_parts({jax_entries.MODULE: b"x"})), "it cannot be read: "),
+    "no options": (
+        _of_key(lambda key: key.with_parts({jax_entries.OPTIONS: b""})),
+        "it is for 0 devices, and the mesh has 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_key_that_is_not_the_one_of_its_program_is_refused(small: Path, tmp_path: Path, forged: str) -> None:
+    """A model runs in the action that writes it; the one that compiles it believes nothing."""
+    change, said = FORGED[forged]
+    (key,) = (small / "out").glob("*.jax.key")
+    (tmp_path / "key").write_bytes(change(key.read_bytes()))
+    words = ["--jax-key", "key", "--output", "xla", "--jax-entry", "json"]
+    done = stagec("compile", "--spec", small / "out" / "small.double.cpu-avx2.spec", *words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "let stagec export write it again" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../jit_double-" + 64 * "0", "/tmp/jit-" + 64 * "0", "jit_double", "a\0b-" + 64 * "0"]
+)
+def test_an_entry_whose_name_leads_elsewhere_is_refused(small: Path, tmp_path: Path, name: str) -> None:
+    entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
+    document = json.loads(entry.read_text())
+    document["entries"][0]["names"]["zlib"] = {"any CPU": name}
+    (tmp_path / "forged.json").write_text(json.dumps(document))
+    words = ["--output", tmp_path / "out", "--entry", f"a={tmp_path / 'forged.json'}={executable}"]
+    done = stagec("jax-cache", *words)
+    assert done.returncode == 2
+    assert "entries[0].names.zlib.any CPU: expected the name of an entry" in done.stderr
+    assert {path.name for path in tmp_path.rglob("*")} <= {"forged.json", "out"}
 
 
 def test_two_targets_of_one_key_are_refused(small: Path, tmp_path: Path) -> None:

@@ -7,17 +7,20 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.export
+import numpy as np
 import pytest
 
+from stagec import load
 from stagec.core.builds.specs import to_json
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
-from tests.building import action_environment, stagec
+from tests.building import action_environment, build, checked, stagec
 from tests.frontends.exporting import export, spec
 
 MODEL = '''\
@@ -318,6 +321,101 @@ def test_what_to_write_for_a_module_or_a_file_that_is_missing(
     assert done.returncode == 2
     _, _, said = done.stderr.rpartition("Error: ")
     assert said.partition("\n")[2] == (f"  {advice}\n" if advice else "")
+
+
+_TAKE = "take it from jax.sharding.get_abstract_mesh() in the function, or leave mesh out of jax.shard_map"
+_WITHOUT = (
+    "a build has one device, and the manifest says over which mesh a function runs: write for example\n"
+    f'mesh = "grid" for functions.f, and a table [meshes.grid] with axes = {{ data = 2, model = 2 }};\n{_TAKE}'
+)
+_WITH = f"a build has one device, and the function runs over its mesh in [meshes] (data = 2, model = 2):\n{_TAKE}"
+_AUTO = 'its mesh has Auto axes: for those of jax.make_mesh, write axis_types = ["Explicit", "Explicit"] in [meshes]'
+
+
+@pytest.mark.parametrize(
+    ("model", "without", "over"),
+    [
+        ("MESH = jax.make_mesh((2, 2), ('data', 'model'))\ndef f(x):\n    return x", _WITHOUT, _WITH),
+        ("def f(x):\n    return x.at[:].set(len(jax.make_mesh((2, 2), ('data', 'model')).shape))", _WITHOUT, _WITH),
+        ("def f(x):\n    return jax.shard_map(abs, in_specs=P('data'), out_specs=P('data'))(x)", _WITHOUT, None),
+        ("def f(x):\n    return jax.lax.with_sharding_constraint(x, P('data'))", _WITHOUT, None),
+        ("def f(x):\n    return jax.sharding.reshard(x, P('data'))", _WITHOUT, _AUTO),
+        ("def f(x):\n    Mesh(mesh_utils.create_device_mesh((2, 2)), ('data', 'model'))", _WITHOUT, _WITH),
+        ("def f(x):\n    Mesh(np.reshape(jax.devices(), (2, 2)), ('data', 'model'))", _WITHOUT, _WITH),
+        ("def f(x):\n    return np.reshape(np.ones(1), (2, 2)) + x", "", ""),
+        ("def f(x):\n    with jax.set_mesh(jax.make_mesh((1,), ('data',))):\n        return x", _WITHOUT, _WITH),
+    ],
+)
+def test_what_to_write_for_a_mesh(tmp_path: Path, model: str, without: str, over: str | None) -> None:
+    """With a mesh in the manifest, and without; None: it is exported."""
+    imports = "import jax, numpy as np\nfrom jax.experimental import mesh_utils\nfrom jax.sharding import *\n"
+    (tmp_path / "model.py").write_text(f"{imports}P = PartitionSpec\n{model}\n")
+    for mesh, advice in ((), without), ((("data", 2), ("model", 2)), over):
+        one = spec(entry="model:f", args=["f32[4]"], mesh=mesh)
+        (tmp_path / "f.spec").write_text(to_json(one))
+        done = stagec("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path)
+        assert (done.returncode == 0) is (advice is None), done.stderr
+        _, _, said = done.stderr.rpartition("Error: ")
+        lines = "".join(f"  {line}\n" for line in (advice or "").splitlines())
+        assert said.partition("\n")[2] == lines
+
+
+def test_explicit_axes(tmp_path: Path) -> None:
+    """A model sees the split of its arguments in their types, also with a symbolic size; JAX computes its results."""
+    manifest = """
+        [manifest]
+        name = "m"
+        version = "1"
+        [meshes.explicit]
+        axes = { data = 2, model = 2 }
+        axis_types = ["Explicit", "Explicit"]
+        [meshes.mixed]
+        axes = { data = 2, model = 2 }
+        axis_types = ["Explicit", "Auto"]
+        [functions.product]
+        entry = "model:product"
+        args = [{ w = "f32[8,6]" }, "f32[batch,8]"]
+        mesh = "explicit"
+        in_shardings = [{ w = "P(None, model)" }, "P(data)"]
+        out_shardings = "P(data)"
+        constraints = ["batch % 2 == 0"]
+        buckets.batch = [2, 4]
+        golden = { seed = 1 }
+        targets = ["cpu-avx2"]
+        [functions.half]
+        entry = "model:half"
+        args = ["f32[4,8]", "f32[8,6]"]
+        mesh = "mixed"
+        in_shardings = ["P(data)", "P(None, model)"]
+        golden = { seed = 1 }
+        targets = ["cpu-avx2"]
+    """
+    model = """
+        import jax, jax.numpy as jnp
+        from jax.sharding import PartitionSpec as P
+        def product(params, x):
+            assert jax.typeof(params["w"]).sharding.spec == P(None, "model")
+            x = jnp.concatenate([x, jnp.full_like(x, x.shape[0])])
+            y = x @ params["w"] / (x.shape[0] // 4 + 1)
+            assert jax.typeof(y).sharding.spec == P("data", "model")
+            return jax.sharding.reshard(y, P("data", None))
+        def half(x, w):
+            assert jax.typeof(x).sharding.spec == P("data", None)
+            assert jax.typeof(w).sharding.spec == P(None, None)  # of Auto axes, types say nothing
+            return (x @ w).sum(0)
+    """
+    (tmp_path / "m.toml").write_text(textwrap.dedent(manifest))
+    (tmp_path / "model.py").write_text(textwrap.dedent(model))
+    (tmp_path / "out").mkdir()
+    bundle = load(build("m.toml", tmp_path / "out", tmp_path))
+    draw = np.random.default_rng(1)
+    w = draw.normal(size=(8, 6)).astype("f4")
+    for size in (2, 4):
+        x = draw.normal(size=(size, 8)).astype("f4")
+        expected = np.concatenate([x, np.full_like(x, size)]) @ w / (2 * size // 4 + 1)
+        np.testing.assert_allclose(np.asarray(bundle["product"]({"w": w}, x)), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(bundle["half"](x, w)), (x @ w).sum(0), rtol=1e-5, atol=1e-5)
+    checked("run", tmp_path / "out" / "m.aot", "--golden")
 
 
 @pytest.mark.parametrize(

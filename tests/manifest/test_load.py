@@ -565,17 +565,21 @@ def test_padding(tmp_path: Path) -> None:
 
 
 def test_meshes(tmp_path: Path) -> None:
-    tables = '[meshes.dp]\naxes = {}\n[meshes.wrong]\naxes = { "a b" = 2, x = 0 }\nshape = [2]\n'
+    tables = (
+        '[meshes.dp]\naxes = {}\naxis_types = ["Manual"]\n[meshes.wrong]\naxes = { "a b" = 2, x = 0 }\nshape = [2]\n'
+    )
     assert problems_of(HEAD + FUNCTION + 'mesh = "dpp"\n' + tables, tmp_path) == dedent(
         """\
         m.toml: meshes.dp.axes: an empty table
           write for example axes = { data = 2, model = 2 }
+        m.toml: meshes.dp.axis_types[0]: unknown value "Manual"
+          write one of "Auto", "Explicit"
         m.toml: meshes.wrong.axes."a b": "a b" is not a Python name
           write for example axes = { data = 2, model = 2 }
         m.toml: meshes.wrong.axes.x: 0 is less than 1
           write for example axes = { data = 2, model = 2 }
         m.toml: meshes.wrong.shape: unknown key
-          write one of axes
+          write one of axes, axis_types
         m.toml: functions.f.mesh: unknown mesh "dpp"
           did you mean "dp"?"""
     )

@@ -129,6 +129,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "vjp_order": 0,
         "variant": "",
         "mesh": [],
+        "axis_types": [],
         "in_shardings": None,
         "out_shardings": None,
         "disabled_checks": [],
@@ -456,6 +457,19 @@ isa = "AVX2"
             m.toml: functions.f.in_shardings: JAX takes in_shardings for positional arguments only, and there are kwargs
               move the kwargs into args""",
             id="axes",
+        ),
+        pytest.param(
+            '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\nplatforms = ["cpu"]\nmesh = "dp"\nfrontend = "arrays"\n'
+            '[functions.g]\nentry = "a:b"\nargs = ["f32[3]"]\nplatforms = ["cpu"]\nmesh = "dp"\nvjp_order = 1\n'
+            '[meshes.dp]\naxes = { data = 2, model = 3 }\naxis_types = ["Auto", "Explicit", "Auto"]',
+            """\
+            m.toml: functions.f.mesh: dp has Explicit axes, which JAX alone has, and stagec itself traces the function
+              name a mesh without axis_types
+            m.toml: functions.g.vjp_order: dp has Explicit axes, and JAX calls no derivative of an artifact over them
+              leave it out, and list the derivative as a function of its own
+            m.toml: meshes.dp.axis_types: the number of types is 3, and that of axes 2
+              write a type for each of data, model""",
+            id="types of axes",
         ),
         pytest.param(
             '[functions.f]\nentry = "a:b"\nplatforms = ["cpu"]\nmesh = "dp"\n'

@@ -76,7 +76,7 @@ def test_the_examples_of_keys_are_valid() -> None:
         ("targets", CudaTarget, {"platform": "cuda", "device": "h200"}),
         ("targets", TpuTarget, {"platform": "tpu", "topology": "v5e:2x2"}),
         ("functions", Function, {"entry": "a:b"}),
-        ("meshes", Mesh, {}),
+        ("meshes", Mesh, {"axes": {"data": 2, "model": 2}}),
     ):
         for name, field in model.model_fields.items():
             for example in field.examples or []:

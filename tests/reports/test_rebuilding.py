@@ -65,11 +65,11 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "an absolute manifest": (
         lambda build: build["externalParameters"].update(manifest={"name": "/etc/passwd"}),
-        '.externalParameters.manifest.name: expected a path below the checkout, not "/etc/passwd"',
+        ".externalParameters.manifest.name: '/etc/passwd' is not a path below the folder: it is absolute",
     ),
     "a manifest elsewhere": (
         lambda build: build["externalParameters"].update(manifest={"name": "models/../../m.toml"}),
-        ".externalParameters.manifest.name: expected a path below the checkout",
+        ".externalParameters.manifest.name: 'models/../../m.toml' is not a path below the folder: one of its names is ",
     ),
     "no Python": (lambda build: build.pop("internalParameters"), ": the key 'internalParameters' is missing"),
     "numbers for Python": (

@@ -74,7 +74,18 @@ def _pinned(plugin: Plugin) -> str:
 
 def _missing(plugin: Plugin) -> CannotCompile:
     what = f"the plugin that compiles for {plugin.platform} is not installed: {plugin.distribution}"
-    return CannotCompile(what, "platform", f"add {_pinned(plugin)} to the packages of the toolchain")
+    return CannotCompile(what, "platform", to_lock(plugin.platform, _pinned(plugin)))
+
+
+def to_lock(platform: str, requirements: str) -> str:
+    """Return the advice to lock packages of a platform's compiler, and where.
+
+    requirements: the packages, with versions. Their lock is not the one of the models' packages.
+    """
+    return (
+        f"write {requirements} to a lock of its own, with hashes, and name it {platform}_lock beside lock:\n"
+        "in stagec.python(...) of MODULE.bazel, or in stagec_repositories(...) of WORKSPACE (docs/accelerators.md)"
+    )
 
 
 def prepare_process(variables: Mapping[str, str], prefixes: Sequence[str]) -> None:
@@ -100,7 +111,7 @@ def load(plugin: Plugin) -> Any:
     # XLA's plugin interface accepts other versions, without promises about their results.
     if not fits or not f"{installed}.".startswith(f"{fits}."):
         what = f"{plugin.distribution} {installed} is not for jaxlib {compatibility.version()}"
-        write = f"lock {_pinned(plugin)}" if fits else ""
+        write = to_lock(plugin.platform, _pinned(plugin)) if fits else ""
         raise CannotCompile(what, "platform", write)
     if machine.machine() != "x86_64":
         raise CannotCompile(f"{plugin.distribution} runs on x86-64 machines only; this one is {machine.machine()}")

@@ -14,6 +14,7 @@ from stagec.bundle import spelling
 from stagec.bundle.description import TARGET, Description
 from stagec.core.builds import naming
 from stagec.core.builds.version import VERSION
+from stagec.core.data import paths
 from stagec.core.data.strict_json import shown
 from stagec.core.sizes.avals import dimension_variables, num_bytes, parse_aval
 from stagec.core.trees import json_shapes
@@ -41,9 +42,7 @@ _VERSION = json_shapes.matching("[A-Za-z0-9][A-Za-z0-9.+_-]*", "a version of let
 _VARIANT = json_shapes.either('a name of letters, digits, _ and -, or "",', _NAME, "")
 _DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2026-11-18", or "unknown"')
 
-_FILE = json_shapes.matching(
-    r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*\.safetensors", "a path of a .safetensors file"
-)
+_FILE = json_shapes.matching(rf"{paths.PLAIN}\.safetensors", "a path of a .safetensors file")
 MEMBER = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int})
 MEMBERS = json_shapes.shape({...: MEMBER})
 """Shape of the key "members" of the index of every kind of archive."""

@@ -24,7 +24,7 @@ from stagec.bundle import containers, layout, placing, referrers
 from stagec.bundle.dsse import LARGEST
 from stagec.bundle.layout import Descriptor, FileOf, Layout
 from stagec.bundle.placing import Blob, Folder
-from stagec.core.data import strict_json, writing
+from stagec.core.data import paths, strict_json, writing
 from stagec.core.telling.errors import StagecError, mistake
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
@@ -33,9 +33,9 @@ _REFERENCE = re.compile(
     r"(?P<repository>[^/@:]+(?::[0-9]+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)+)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_PATH = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}/)*[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+_PATH = re.compile(paths.PLAIN)
 """Paths of files in an image, below the folder; the rule is the same as for paths of weights in a manifest."""
-_LONGEST_PATH, _DEEPEST_PATH = 1000, 32
+_LONGEST_PATH, _LONGEST_NAME, _DEEPEST_PATH = 1000, 255, 33
 _LARGEST = 2**22
 """Bytes of a manifest or index (4 MiB): registries must accept this size."""
 _MOST_REFERRERS = 100
@@ -486,7 +486,9 @@ def _is_absent(error: StagecError) -> bool:
 def _path_of(layer: Mapping[str, Any], source: Reference) -> str:
     """Return the path of a layer's file. Raises StagecError if it has none below the folder."""
     path = layer.get("annotations", {}).get(layout.TITLE, "")
-    if len(path) > _LONGEST_PATH or path.count("/") > _DEEPEST_PATH or not _PATH.fullmatch(path):
+    names = path.split("/")
+    too_long = len(path) > _LONGEST_PATH or len(names) > _DEEPEST_PATH or max(map(len, names)) > _LONGEST_NAME
+    if too_long or not _PATH.fullmatch(path):
         raise mistake(f"{source}: a layer does not name a file in the folder: {strict_json.shown(path)}")
     return str(path)
 

@@ -16,7 +16,7 @@ from stagec.cli.options import value
 from stagec.core.builds import naming
 from stagec.core.builds.specs import ExecutableSpec, executable_spec
 from stagec.core.telling import phases
-from stagec.core.telling.errors import StagecError
+from stagec.core.telling.errors import StagecError, blaming
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
@@ -79,9 +79,11 @@ def run(options: Options) -> None:
 
 def _write_entry(options: Options, spec: ExecutableSpec, serialized: bytes) -> None:
     from stagec.core.builds import jax_entries
-    from stagec.stages.building import compile_for_jax
+    from stagec.stages.for_jax import compile_for_jax
 
-    executable, entries = compile_for_jax(jax_entries.Key.read(serialized), spec, options.machine)
+    with blaming(options.jax_key, "let stagec export write it again", "not a key of JAX's compilation cache: "):
+        keys = jax_entries.Key.read(serialized)
+    executable, entries = compile_for_jax(keys, spec, options.machine)
     write_whole(options.output, executable)
     write_whole(options.jax_entry, jax_entries.to_json(entries).encode())
 

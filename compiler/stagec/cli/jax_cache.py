@@ -9,7 +9,7 @@ from pathlib import Path
 from stagec.cli.files import Answer, Options, read, read_text, split, write_below, write_whole
 from stagec.cli.options import value
 from stagec.core.builds import jax_entries
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, blaming
 
 OPTIONS = {
     "[--manifest MANIFEST]": value("what messages call the manifest", ""),
@@ -37,14 +37,17 @@ def run(options: Options) -> Answer:
     entries = []
     Path(options.output).mkdir(parents=True, exist_ok=True)
     for name, described, executable in (split(text, 3) for text in options.entry):
-        listed = jax_entries.read(read_text(described))
+        with blaming(described, "let stagec compile write it again"):
+            listed = jax_entries.read(read_text(described))
         if not any(entry.names.get(compression) for entry in listed for compression in jax_entries.COMPRESSIONS):
             what = f"{name} has no entry, and a program that calls it would compile"
             raise StagecError(Problem(options.manifest, "jax_cache", what, "build its key and its entry again"))
         entries += listed
         data = read(executable)
+        packed = {"zlib": listed[0].zlib, "zstandard": "zstandard"}
+        contents = {frame: jax_entries.file(data, frame) for frame in dict.fromkeys(packed.values())}
         for compression in jax_entries.COMPRESSIONS:
-            content = jax_entries.file(data, listed[0].zlib if compression == "zlib" else compression)
+            content = contents[packed[compression]]
             for key in [key for entry in listed for key in entry.names[compression].values()]:
                 if owners.setdefault(key, name) != name:
                     what = f"{owners[key]} and {name} are one entry to JAX, whose key has nothing in which they differ"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,14 +35,53 @@ _WRITE = {
 _INSTEAD = {DTYPES[name].numpy_name: DTYPES[instead].numpy_name for name, instead in NOT_EXPORTABLE.items()}
 
 
-def on(error: StagecError) -> StagecError:
-    """Return an error of JAX's with the advice, if there is one."""
+_NO_MESH = (
+    "The context mesh cannot be empty",
+    "when you are not under a mesh context",
+    "requires a non-empty mesh in context",
+)
+_ANOTHER_MESH = (
+    "must be >= the product of mesh_shape",
+    "must equal the product of mesh_shape",
+    "`set_mesh` can only be used",
+    "cannot reshape array of size 1 into shape",  # the devices, in the form of a mesh
+)
+_AUTO = ("cannot contain axis names that are of type Auto or Manual", "can only refer to Auto axes of the mesh")
+"""What JAX says of meshes. There is one device where a model is traced: the manifest names the mesh."""
+
+
+@contextlib.contextmanager
+def given(spec: FunctionSpec) -> Iterator[None]:
+    """Add the advice to the errors of JAX's in this block, if there is one."""
 
     def advised(problem: Any) -> Any:
-        write = next((write for said, write in _WRITE.items() if said in f"{problem.what}\n{problem.write}"), None)
-        return problem if write is None else replace(problem, write=f"{problem.write}\n{write}")
+        said = f"{problem.what}\n{problem.write}"
+        write = next((write for words, write in _WRITE.items() if words in said), None) or _about_meshes(spec, said)
+        return replace(problem, write=f"{problem.write}\n{write}") if write else problem
 
-    return StagecError(*map(advised, error.problems))
+    try:
+        yield
+    except StagecError as error:
+        raise StagecError(*map(advised, error.problems)) from error
+
+
+def _about_meshes(spec: FunctionSpec, said: str) -> str:
+    """Return the advice for a message about meshes; "" if it is not about them."""
+    take = "take it from jax.sharding.get_abstract_mesh() in the function, or leave mesh out of jax.shard_map"
+    if not any(words in said for words in (*_NO_MESH, *_ANOTHER_MESH, *_AUTO)):
+        return ""
+    if "cannot reshape" in said and "devices(" not in said:
+        return ""
+    if not spec.mesh:
+        return (
+            "a build has one device, and the manifest says over which mesh a function runs: write for example\n"
+            f'mesh = "grid" for {spec.key}, and a table [meshes.grid] with axes = {{ data = 2, model = 2 }};\n{take}'
+        )
+    if any(words in said for words in _AUTO):
+        types = ", ".join(['"Explicit"'] * len(spec.mesh))
+        return f"its mesh has Auto axes: for those of jax.make_mesh, write axis_types = [{types}] in [meshes]"
+    axes = ", ".join(f"{name} = {size}" for name, size in spec.mesh)
+    return f"a build has one device, and the function runs over its mesh in [meshes] ({axes}):\n{take}"
 
 
 def refused(exported: jax.export.Exported) -> dict[str, str]:

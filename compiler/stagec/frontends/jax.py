@@ -20,6 +20,7 @@ import jax.monitoring
 import numpy as np
 from jax._src import util
 
+from stagec.core.builds import compiler_options
 from stagec.core.builds.jax_entries import Key
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
@@ -104,10 +105,10 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
     pytrees.check(spec.manifest, spec.key, trees)
     try:
         # JAX keeps its functions under a mesh apart: the vector-Jacobian product is exported here.
-        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+        with _over_mesh(spec):
             return pytrees.serialize(exported, spec.vjp_order)
     except Exception as error:  # for a callback in the vector-Jacobian product, or one that has its effect alone
-        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+        with _over_mesh(spec):
             jaxpr = callbacks.vjp_jaxpr(jitted, args, kwargs, spec.vjp_order)
         if problems := callbacks.problems(spec, jaxpr):
             raise StagecError(*problems) from error
@@ -139,7 +140,7 @@ def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
     """Return the jaxpr of the function of `spec`, as a string without addresses or places in the sources."""
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
-        with jax.sharding.use_abstract_mesh(_mesh(spec)):
+        with _over_mesh(spec):
             text = jitted.trace(*args, **kwargs).jaxpr.pretty_print(use_color=False)
     return _ADDRESS.sub("", text) + "\n"
 
@@ -156,6 +157,7 @@ def results(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             repeatable.again(spec.key)
+            args = jax.tree.map(functools.partial(_resharded, spec), args, staged.args)
             with callbacks.handling(spec.host_callbacks):
                 return staged.jitted(*args, **kwargs)
 
@@ -236,7 +238,8 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
 
     def traced() -> Staged:
         _, entry, options, args, kwargs = prepared
-        with jax.sharding.use_abstract_mesh(_mesh(spec)), _counting_its_devices():
+        with _over_mesh(spec), _counting_its_devices():
+            args = _split(spec, args, _mesh(spec)) if spec.axis_types else args
             jitted = _jitted(spec, entry, options, args, kwargs, _mesh(spec))
             jaxpr = _trace(spec, jitted, args, kwargs).jaxpr.jaxpr
             try:
@@ -253,7 +256,8 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
             return Staged(exported, jitted, args, kwargs, depends)
 
     with kernels.naming_the_plugin(spec):
-        prepared = _prepared(spec, import_roots, frames)
+        with advice.given(spec):
+            prepared = _prepared(spec, import_roots, frames)
         return _running(spec, traced)
 
 
@@ -292,9 +296,9 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _
 def _jitted(
     spec: FunctionSpec, entry: Callable[..., Any], options: Mapping[str, Any], args: Any, kwargs: Any, mesh: Any
 ) -> Any:
-    """Return `entry` under `jax.jit`, with shardings over `mesh`."""
+    """Return `entry` under `jax.jit`, with shardings over `mesh`. Over Explicit axes, arguments have their own."""
     shardings: dict[str, Any] = {}
-    if spec.in_shardings is not None:
+    if spec.in_shardings is not None and not spec.axis_types:
         shardings["in_shardings"] = _expand(spec, "in_shardings", spec.in_shardings, args, mesh)
     if spec.out_shardings is not None:
         repeatable.again(spec.key)
@@ -303,16 +307,41 @@ def _jitted(
     return jax.jit(entry, **options, **shardings)
 
 
+def _split(spec: FunctionSpec, args: Any, mesh: Any) -> Any:
+    """Return arguments with their shardings over `mesh`, as arrays of a program have them.
+
+    Over Explicit axes, the split is a part of a type. `in_shardings` of `jax.jit` are not: JAX then traces other types.
+    """
+    if spec.in_shardings is None:
+        return args
+    leaves, structure = jax.tree.flatten(args)
+    expanded = _expand(spec, "in_shardings", spec.in_shardings, args, mesh)
+    shardings = jax.tree.leaves(expanded, is_leaf=lambda node: node is None)
+    split = [
+        leaf if sharding is None else leaf.update(sharding=sharding)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+    return jax.tree.unflatten(structure, split)
+
+
+def _resharded(spec: FunctionSpec, value: Any, placeholder: Any) -> Any:
+    """Return an array with the type of its placeholder: split over Explicit axes. XLA splits it over the others."""
+    if getattr(placeholder, "sharding", None) is None:
+        return value
+    explicit = {name for (name, _), kind in zip(spec.mesh, spec.axis_types, strict=True) if kind == "Explicit"}
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in placeholder.sharding.spec]
+    parts = [tuple(name for name in entry if name in explicit) for entry in entries]
+    return jax.sharding.reshard(value, jax.sharding.PartitionSpec(*(part or None for part in parts)))
+
+
 def _trace(spec: FunctionSpec, jitted: Any, args: Any, kwargs: Any) -> Any:
     failed = f"staging {spec.entry} raised"
     return entries.traced(spec, lambda: jitted.trace(*args, **kwargs), failed, args, kwargs)
 
 
 def _running(spec: FunctionSpec, traced: Callable[[], T]) -> T:
-    try:
+    with advice.given(spec):
         return user_code.run(traced, f"staging {spec.entry} raised", spec.manifest, spec.key)
-    except StagecError as error:
-        raise advice.on(error) from error
 
 
 @repeatable.clock_and_chance()
@@ -333,7 +362,8 @@ def jax_keys(
     if spec.mesh:
         jax.config.update("jax_num_cpu_devices", math.prod(length for _, length in spec.mesh))
     device = next((d for d in spec.devices if d["platform"] == target.platform), None) if target.jax_device() else None
-    options = dict(target.compiler_options) or None
+    fields, flags = compiler_options.split(compiler_options.checked(target.compiler_options))
+    options = {**fields, **dict(flags)} or None
     keys = []
     with contextlib.ExitStack() as changes:
         if device:
@@ -364,14 +394,16 @@ def _lower_for_jax(
     placed = [here if i in committed else anywhere for i in range(len(args))]
     args = tuple(map(jax.tree.map, placed, args))
     kwargs = jax.tree.map(anywhere, kwargs)
-    if hasattr(function, "lower"):
-        args, kwargs = filtering.opened((args, kwargs))
-        if type(function).__module__.partition(".")[0] == "equinox":  # all but arrays is static there
-            args, kwargs = jax.tree.map(jax_arguments.zeros, (args, kwargs))
-        repeatable.again(spec.key)
-        return function.lower(*args, **kwargs, **spec.static)
     mesh = devices_mesh(spec) if spec.mesh else None
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        if spec.axis_types or hasattr(function, "lower"):
+            args = _split(spec, args, mesh)
+        if hasattr(function, "lower"):
+            args, kwargs = filtering.opened((args, kwargs))
+            if type(function).__module__.partition(".")[0] == "equinox":  # all but arrays is static there
+                args, kwargs = jax.tree.map(jax_arguments.zeros, (args, kwargs))
+            repeatable.again(spec.key)
+            return function.lower(*args, **kwargs, **spec.static)
         jitted = _jitted(spec, entry, options, args, kwargs, mesh)
         return _trace(spec, jitted, args, kwargs).lower(lowering_platforms=(executable.target.platform,))
 
@@ -393,9 +425,24 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:
     """The mesh of a function: axes without devices; an empty one if it has none."""
     # Later versions of JAX have other types for axes unless told.
-    types = (jax.sharding.AxisType.Auto,) * len(spec.mesh)
+    types = tuple(jax.sharding.AxisType[kind] for kind in spec.axis_types or ("Auto",) * len(spec.mesh))
     names = tuple(name for name, _ in spec.mesh)
     return jax.sharding.AbstractMesh(tuple(size for _, size in spec.mesh), names, axis_types=types)
+
+
+@contextlib.contextmanager
+def _over_mesh(spec: FunctionSpec) -> Iterator[None]:
+    """Trace and lower over the mesh of a function, but do not split sizes: who reads the artifact computes them."""
+
+    def without(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), axis_types=())):
+            return before(*args, **kwargs)
+
+    with contextlib.ExitStack() as changes:
+        for patch in patched.SIZES if spec.axis_types else ():
+            changes.enter_context(patch.by(without))
+        changes.enter_context(jax.sharding.use_abstract_mesh(_mesh(spec)))
+        yield
 
 
 @contextlib.contextmanager

@@ -158,6 +158,12 @@ CONTEXT_MESH = Patch(
     "JAX counts the devices of a mesh without devices only where an argument, a result or an Explicit axis names it",
     "if not abs_mesh.empty and abs_mesh._any_axis_explicit:",
 )
+SIZES = tuple(
+    Patch(
+        owner, name, "over Explicit axes JAX splits the sizes of arrays too, and then it cannot refine its own module"
+    )
+    for owner, name in ((_MLIR, "eval_dynamic_shape"), ("jax._src.export._export", "_wrap_main_func"))
+)
 _NO_DEVICE = "a kernel may ask which device is there, and this machine has none"
 LOCAL_DEVICES = Patch("jax", "local_devices", _NO_DEVICE, 'jax.local_devices(backend="gpu")')
 DEFAULT_DEVICE = Patch("jax.extend.backend", "get_default_device", _NO_DEVICE, "backend.get_default_device()")

@@ -57,7 +57,7 @@ _X64 = {"i64": "i32", "u64": "u32", "f64": "f32", "c128": "c64"}
 def problems(manifest: Manifest) -> list[Problem]:
     """Return the problems of a manifest; if it is too large to check, only that problem."""
     of_functions = (_check(manifest, name, function) for name, function in manifest.functions.items())
-    every = itertools.chain(*of_functions, _collisions(manifest), _unused_machines(manifest))
+    every = itertools.chain(*of_functions, _collisions(manifest), _unused_machines(manifest), _axis_types(manifest))
     return [*_too_many(manifest)] or [*every]
 
 
@@ -71,6 +71,26 @@ def _check_committed(function: Function, problem: _Report) -> Iterator[Problem]:
         if at >= len(function.args or ()):
             what = f"there is no argument {at}: the number of args is {len(function.args or ())}"
             yield problem(("jax_cache_committed", way), what, "count from 0")
+
+
+def _check_explicit(function: Function, frontend: str, problem: _Report) -> Iterator[Problem]:
+    """Explicit axes where they have no meaning, or JAX cannot do with them what the function asks for."""
+    if frontend == "arrays":
+        what = f"{function.mesh} has Explicit axes, which JAX alone has, and stagec itself traces the function"
+        yield problem(("mesh",), what, "name a mesh without axis_types")
+    if function.vjp_order:
+        # "Custom VJP bwd rule must produce an output with the same type": those of the artifact name no device.
+        what = f"{function.mesh} has Explicit axes, and JAX calls no derivative of an artifact over them"
+        yield problem(("vjp_order",), what, "leave it out, and list the derivative as a function of its own")
+
+
+def _axis_types(manifest: Manifest) -> Iterator[Problem]:
+    """Meshes with another number of types than axes."""
+    for name, mesh in manifest.meshes.items():
+        if mesh.axis_types and len(mesh.axis_types) != len(mesh.axes):
+            what = f"the number of types is {len(mesh.axis_types)}, and that of axes {len(mesh.axes)}"
+            write = f"write a type for each of {', '.join(mesh.axes)}"
+            yield Problem(manifest.file, key_path(("meshes", name, "axis_types")), what, write)
 
 
 def _unused_machines(manifest: Manifest) -> Iterator[Problem]:
@@ -157,7 +177,8 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
             if platform != "cuda" and getattr(function.limits[target], key) is not None:
                 what = f'only executables for NVIDIA devices have kernels, and "{target}" is for {platform}'
                 yield problem(("limits", target, key), what, "leave it out")
-    if function.jax_cache and frontends.of_entry(function.entry, function.frontend).name != "jax":
+    frontend = frontends.of_entry(function.entry, function.frontend).name
+    if function.jax_cache and frontend != "jax":
         what = "JAX does not trace this function, so no program has it in JAX's compilation cache"
         yield problem(("jax_cache",), what, "leave it out")
     elif function.jax_cache and not function.targets:
@@ -176,6 +197,8 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     yield from _check_bound(manifest, function, problem)
     yield from _check_golden(manifest, function, problem)
     mesh = manifest.meshes[function.mesh].axes if function.mesh else None
+    if function.mesh and "Explicit" in manifest.meshes[function.mesh].axis_types:
+        yield from _check_explicit(function, frontend, problem)
     for key, shardings in (("in_shardings", function.in_shardings), ("out_shardings", function.out_shardings)):
         yield from _check_axes(key, shardings, mesh, problem)
     for target in function.targets:

@@ -208,9 +208,16 @@ class Mesh(Table):
 
     axes: dict[Identifier, Annotated[int, Field(ge=1)]] = Field(
         min_length=1,
-        description="Number of devices along each axis, in the order in which devices are counted. "
-        "Axes have JAX's type Auto; in a part of the function, jax.sharding.explicit_axes makes some Explicit.",
+        description="Number of devices along each axis, in the order in which devices are counted.",
         examples=[{"data": 2, "model": 2}],
+    )
+    axis_types: tuple[Literal["Auto", "Explicit"], ...] = Field(
+        (),
+        description="JAX's type of each axis, in the same order, as jax.make_mesh takes them (jax.sharding.AxisType). "
+        "Without types, jax.make_mesh makes all axes Explicit. Over them arrays have their split in their types, and "
+        "in_shardings says it of the arguments. In a part of the function, jax.sharding.explicit_axes and auto_axes "
+        "change a type. Default: all are Auto.",
+        examples=[["Explicit", "Explicit"]],
     )
 
 

@@ -139,7 +139,7 @@ def describe(plan: Plan) -> str:
 def _function_spec(
     manifest: Manifest, name: str, function: Function, variant: str, static: Mapping[str, Static]
 ) -> FunctionSpec:
-    mesh = manifest.meshes[function.mesh].axes if function.mesh else {}
+    mesh = manifest.meshes[function.mesh] if function.mesh else None
     allowed = {check.removeprefix("custom_call:") for check in function.disabled_checks if ":" in check}
     return FunctionSpec(
         name=name,
@@ -157,7 +157,8 @@ def _function_spec(
         inline=function.inline,
         vjp_order=function.vjp_order,
         variant=variant,
-        mesh=tuple(mesh.items()),
+        mesh=tuple(mesh.axes.items()) if mesh else (),
+        axis_types=mesh.axis_types if mesh and "Explicit" in mesh.axis_types else (),
         in_shardings=function.in_shardings,
         out_shardings=function.out_shardings,
         disabled_checks=tuple(sorted(check for check in function.disabled_checks if ":" not in check)),

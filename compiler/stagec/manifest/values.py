@@ -13,13 +13,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from pydantic_core import PydanticCustomError
 
 from stagec.core.builds.specs import COLLECTIVES
+from stagec.core.data import paths
 from stagec.core.sizes.avals import DTYPES, FILES, NOT_EXPORTABLE, AvalError, parse_aval
 from stagec.core.sizes.partitions import PartitionError, parse, write
 from stagec.core.sizes.size import DimensionError, parse_constraint
 from stagec.core.telling.errors import nearest, show
-
-_PART = "[A-Za-z0-9_][A-Za-z0-9_.+-]*"
-_FOLDERS = f"({_PART}/)*"
 
 
 class _Source(NamedTuple):
@@ -39,7 +37,7 @@ def file_pattern(ending: str) -> str:
 
     Bazel labels, words of commands and keys of the index are made of it. ending: a regular expression.
     """
-    return rf"^{_FOLDERS}{_PART}\.{ending}$"
+    return rf"^{paths.PLAIN}\.{ending}$"
 
 
 def no_file(ending: str) -> str:
@@ -127,12 +125,12 @@ def _leaf(value: object) -> str:
 
 _SOURCES = {
     "safetensors": _Source(
-        *(rf"{_FOLDERS}{_PART}\.safetensors", "a .safetensors file", "a safetensors file"),
+        *(rf"{paths.PLAIN}\.safetensors", "a .safetensors file", "a safetensors file"),
         ("weights.safetensors", "sep=."),
     ),
-    "msgpack": _Source(f"{_FOLDERS}{_PART}", "a msgpack file", "a msgpack file", ("params.msgpack", "at=params")),
+    "msgpack": _Source(paths.PLAIN, "a msgpack file", "a msgpack file", ("params.msgpack", "at=params")),
     "orbax": _Source(
-        f"{_FOLDERS}{_PART}", "an orbax checkpoint", "an orbax checkpoint", ("checkpoints/100/default", "at=params")
+        paths.PLAIN, "an orbax checkpoint", "an orbax checkpoint", ("checkpoints/100/default", "at=params")
     ),
 }
 

@@ -112,8 +112,9 @@ def _why(part: str, lookup: Lookup, entry: Entry) -> str:
     match part:
         case jax_entries.MODULE:
             return (
-                "the program is another one: the function, shapes, dtypes, shardings, static or donated arguments, "
-                "arguments on a device (jax_cache_committed), or a setting of tracing such as jax_enable_x64"
+                "the program is another one: the function, shapes, dtypes, shardings, types of the mesh's axes "
+                "(axis_types of [meshes]), static or donated arguments, arguments on a device (jax_cache_committed), "
+                "or a setting of tracing such as jax_enable_x64"
             )
         case jax_entries.JAXLIB:
             return f"jaxlib is not {said[part]}, for which it was built"

@@ -22,7 +22,7 @@ from stagec.bundle.attestation import Statement
 from stagec.bundle.model_signing import SignedModel
 from stagec.bundle.provenance import directory_hash
 from stagec.bundle.sources import sha256_of
-from stagec.core.data import reading, strict_json
+from stagec.core.data import paths, reading, strict_json
 from stagec.core.telling.errors import Problem, StagecError, blaming
 from stagec.core.trees import json_shapes
 from stagec.reports import comparison
@@ -33,11 +33,10 @@ _LARGEST = 64 << 20
 """Bytes of a statement, as in an envelope."""
 _SHOWN = 20
 _DIGEST = json_shapes.either("a digest", *({kind: str} for kind in ("sha256", "dirHash")))
-_PATH = json_shapes.matching(r"(?!/)(?!(.*/)?\.\.?(/|$))[^\0]+", "a path below the checkout")
 _NAME = json_shapes.matching(r"(?!/)[^\0]+", "a relative path, or the name of a package")
 _BUILD = json_shapes.shape(
     {
-        "externalParameters": {"manifest": {"name": _PATH, ...: object}, ...: object},
+        "externalParameters": {"manifest": {"name": json_shapes.path, ...: object}, ...: object},
         "internalParameters": {"python": [str], ...: object},
         "resolvedDependencies": [{"name": _NAME, "digest": _DIGEST, ...: object}],
         ...: object,
@@ -124,7 +123,7 @@ def _others(root: Path, dependencies: Sequence[Mapping[str, Any]]) -> Iterator[t
     for dependency in dependencies:
         path = root / dependency["name"]
         try:
-            if "uri" in dependency or ".." in Path(dependency["name"]).parts or not path.exists():
+            if "uri" in dependency or paths.fault(dependency["name"]) or not path.exists():
                 continue
             digests = {"dirHash": directory_hash(path)} if path.is_dir() else {"sha256": _digest(path)}
         except OSError:  # not a regular file, or not a file name

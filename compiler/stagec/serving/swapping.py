@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagec.core.data import strict_json
+from stagec.core.data import paths, strict_json
 from stagec.core.telling.errors import mistake
 from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
@@ -20,7 +20,7 @@ from stagec.serving.refusal import RequestError
 if TYPE_CHECKING:
     from stagec.bundle.keys import Key
 
-_NAME = re.compile(r"(?:[\w+-][\w.+-]*/)*[\w+-][\w.+-]*\.safetensors", re.ASCII)
+_NAME = re.compile(rf"{paths.PLAIN}\.safetensors")
 _PARAMETERS = json_shapes.shape({"weights": str, "file?": str})
 
 

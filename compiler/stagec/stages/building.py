@@ -6,22 +6,19 @@ import dataclasses
 import functools
 import hashlib
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 
 from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, DoesNotFit
-from stagec.core.builds import components, jax_entries, naming
-from stagec.core.builds.jax_entries import Entry, Key
-from stagec.core.builds.specs import CpuTarget, ExecutableSpec
+from stagec.core.builds import components, naming
+from stagec.core.builds.specs import ExecutableSpec
 from stagec.core.builds.version import VERSION
 from stagec.core.telling import phases
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.trees.tree import argument_path
 from stagec.pjrt import compatibility
-from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.stages import by_device, inventory, limits, locations, mlir
 from stagec.stages.compiled import Compiled
 from stagec.stages.describing import fields
@@ -66,47 +63,6 @@ def compile_exported(
             raise StagecError(*problems)
         taken = inventory.take(compiled, hardware, names(), spec) if itemized else None
     return dataclasses.replace(compiled, inventory=taken)
-
-
-def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequence[str]) -> tuple[bytes, list[Entry]]:
-    """Compile the module in a key of JAX's compilation cache; return the executable, and the names of its entries.
-
-    keys: of one program, in the ways in which programs call it: they differ in where arguments lie. XLA compiles each
-        to the same executable, so stagec compiles only the first.
-    machines: fingerprints of the topologies to name it for, 16 hexadecimal digits each. On CPUs there is a name besides
-        for every CPU that has the target's instruction set, or every NVIDIA device of its kind (`stagec.jax_cache`);
-        for TPUs, for the target's own topology.
-    The process must have been prepared by the platform's backend. Raises StagecError when it cannot be compiled.
-    """
-    target, first = spec.target, keys[0]
-    backend = compilation.backend(target.platform)
-    with mlir.context():
-        module = ir.Module.parse(first.parts[jax_entries.MODULE])
-        if target.platform == "cpu":
-            register_custom_calls(mlir.custom_calls(module))
-        try:
-            compiled = backend.compile_module(module, target, first.mesh, first.parts[jax_entries.OPTIONS])
-        except CannotCompile as error:
-            raise problem(error, spec) from error
-    topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
-    if isinstance(target, CpuTarget):
-        topologies = {f"any CPU with {target.isa}": jax_entries.any_cpu(target.isa), **topologies}
-    elif target.platform == "cuda":
-        kind = backend.hardware(target).device_kind
-        topologies = {f"any {kind}": jax_entries.any_device(kind), **topologies}
-    else:
-        topologies = {target.name: compiled.devices[jax_entries.TOPOLOGY], **topologies}
-    named = [_on_devices(key.with_parts(compiled.devices), target.platform, compiled.device_ids) for key in keys]
-    what = spec.function, spec.variant, target.name, spec.bucket
-    return compiled.executable, [jax_entries.entry(key, topologies, *what) for key in named]
-
-
-def _on_devices(key: Key, platform: str, device_ids: Sequence[int]) -> Key:
-    """Return a key with the devices of a topology in its options. JAX leaves those of NVIDIA's out."""
-    if platform != "tpu":
-        return key
-    options = compilation.compile_options(device_ids, {}, key.parts[jax_entries.OPTIONS])
-    return key.with_parts({jax_entries.OPTIONS: options.SerializeAsString()})
 
 
 def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:

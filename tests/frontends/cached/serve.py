@@ -61,6 +61,16 @@ if jax.device_count() == 8:
     with jax.set_mesh(mesh):
         sharded = jax.jit(models.sharded, donate_argnums=0, in_shardings=shardings)
         called("sharded", sharded, *drawn((params, f32(8, 6), f32(8, 4))))
+    mesh = jax.make_mesh((4, 2), ("data", "model"))  # Explicit axes, if nobody says otherwise
+    with jax.set_mesh(mesh):
+        explicit = jax.jit(models.explicit, donate_argnums=1)
+        split = {"hidden": PartitionSpec(None, "model"), "output": PartitionSpec("model")}
+        weights = jax.device_put(drawn(params), split)
+        for size in (8, 16):
+            x = jax.device_put(drawn(f32(size, 6)), PartitionSpec("data"))
+            called(f"explicit {size}", explicit, weights, x, np.float32(2))
+        x, y = jax.device_put(drawn((f32(8, 6), f32(8, 4))), PartitionSpec("data"))
+        called("explicit step", models.explicit_step, weights, x, y)
 called("flax_step", jax.jit(models.flax_step, donate_argnums=0), *drawn(models.flax_avals()))
 called("equinox_step", models.equinox_step, *drawn(models.equinox_avals()))
 called("nnx_loss", models.nnx_loss, *drawn(models.nnx_avals()))

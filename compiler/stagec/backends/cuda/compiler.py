@@ -211,7 +211,7 @@ def _toolkit() -> Path:
     missing = [name for name in _TOOLS if where is None or not (where / name).exists()]
     if where is None or missing:
         what = f"XLA needs {', '.join(missing)} of CUDA 13, which are not installed"
-        write = "add nvidia-cuda-nvcc==13.0.* and nvidia-nvvm==13.0.* to the packages of the toolchain"
+        write = plugins.to_lock("cuda", "nvidia-cuda-nvcc==13.0.* and nvidia-nvvm==13.0.*")
         raise CannotCompile(what, "platform", write)
     # XLA would silently take another CUDA of the machine.
     if not os.access(where / _TOOLS[0], os.X_OK):
@@ -246,11 +246,10 @@ def register_custom_calls() -> None:
     """Register with XLA the functions that JAX calls on NVIDIA devices: it compiles no other call."""
     if folder(_EXTENSION) is None:
         what = f"the functions that JAX calls on NVIDIA devices are not installed: {PLUGIN.kernels}"
-        write = f"add {PLUGIN.kernels}=={plugins.wanted(PLUGIN)} to the packages of the toolchain"
-        raise CannotCompile(what, "platform", write)
+        raise CannotCompile(what, "platform", plugins.to_lock("cuda", f"{PLUGIN.kernels}=={plugins.wanted(PLUGIN)}"))
     if not cuda_calls.register(plugins.load(PLUGIN)):
         what = f"{PLUGIN.kernels} is not for jaxlib {plugins.wanted(PLUGIN)}"
-        raise CannotCompile(what, "platform", f"lock {PLUGIN.kernels}=={plugins.wanted(PLUGIN)}")
+        raise CannotCompile(what, "platform", plugins.to_lock("cuda", f"{PLUGIN.kernels}=={plugins.wanted(PLUGIN)}"))
 
 
 def _cost(executable: _jax.Executable) -> dict[str, float]:

@@ -3,7 +3,8 @@
 JAX's key is the name of a module and a hash of several parts, one after the other: the module, jaxlib's version, flags
 and options, the topology of devices. `Key` has the parts, so that code that knows another topology can name the same
 entry for that. A file is an executable behind four bytes of a time, in a frame of zlib or zstandard: here of blocks
-that are stored as they are, which every release of every library reads, and which are the same bytes everywhere.
+that are stored as they are, which every release of every library reads, and which are the same bytes everywhere. A
+frame ends with a checksum of its content, because JAX checks nothing else: a damaged file is a miss.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from stagec.core.builds import naming
+from stagec.core.data import strict_json
+from stagec.core.trees import json_shapes
 
 MODULE, OPTIONS, JAXLIB, PLATFORM, FLAGS, TOPOLOGY, COMPRESSION = (
     "computation",
@@ -27,6 +30,10 @@ MODULE, OPTIONS, JAXLIB, PLATFORM, FLAGS, TOPOLOGY, COMPRESSION = (
     "compression",
 )
 """Parts that stagec knows, by JAX's names: the module, XLA's options, versions, flags, devices, a file's frame."""
+HOOK = "custom_hook"
+"""A part that a program may add."""
+_PARTS = (MODULE, JAXLIB, PLATFORM, FLAGS, OPTIONS, TOPOLOGY, COMPRESSION, HOOK)
+"""All parts, in JAX's order: the hash is of their bytes in a row, without what divides them."""
 COMPRESSIONS = ("zlib", "zstandard")
 """JAX uses the second if the process has the package of that name, or Python 3.14."""
 SUFFIX, USED = "-cache", "-atime"
@@ -36,6 +43,19 @@ INDEX = "stagec.json"
 NO_ENTRY_FOR_THIS_MACHINE = "stagec.jax_cache: no entry for this program and a machine such as this one"
 """A program that imports `stagec.jax_cache` logs this before JAX reports a miss."""
 _FORMAT = 1
+_MOST = 1 << 26
+"""Bytes of an index, and of what describes a key."""
+_MODULE = json_shapes.matching(r"\w[\w.-]*", "the name of a module")
+_NAME = json_shapes.matching(r"\w[\w.-]*-[0-9a-f]{64}", "the name of an entry")
+_KEY = json_shapes.shape(
+    {
+        "module": _MODULE,
+        "mesh": [int],
+        "committed": [int],
+        "zlib": json_shapes.constant(*COMPRESSIONS),
+        "parts": dict.fromkeys(_PARTS, int),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +84,7 @@ class Key:
 
     def to_bytes(self) -> bytes:
         """Return the bytes that `read` reads: a line of JSON, and the parts."""
-        parts = [[name, len(part)] for name, part in self.parts.items()]
+        parts = {name: len(part) for name, part in self.parts.items()}
         head = {
             "module": self.module,
             "mesh": list(self.mesh),
@@ -76,16 +96,24 @@ class Key:
 
     @staticmethod
     def read(data: bytes) -> list[Key]:
-        """Read several keys from the bytes of `to_bytes`. Raises ValueError for anything else."""
+        """Read several keys from the bytes of `to_bytes`. Raises ValueError for anything else.
+
+        An action writes them in which a model ran: whether a key is that of its program, `stages/for_jax.py` checks.
+        """
         keys, at = [], 0
         while at < len(data):
-            end = data.index(b"\n", at)
-            described, at, parts = json.loads(data[at:end]), end + 1, {}
-            for name, length in described["parts"]:
+            end = data.find(b"\n", at)
+            head = strict_json.parse(data[at:end] if end >= 0 else b"", _MOST)
+            _KEY(head)
+            if list(head["parts"]) != list(_PARTS):
+                raise ValueError("the parts of a key are not in JAX's order")
+            at, parts = end + 1, {}
+            for name, length in head["parts"].items():
                 parts[name] = data[at : at + length]
                 at += length
-            more = (described[name] for name in ("mesh", "committed", "zlib"))
-            keys.append(Key(described["module"], parts, *more))
+            keys.append(Key(head["module"], parts, head["mesh"], head["committed"], head["zlib"]))
+        if not keys or at != len(data):
+            raise ValueError(f"{len(data):,} bytes, not the {at:,} that it says")
         return keys
 
 
@@ -120,9 +148,70 @@ def _zlib(data: bytes) -> bytes:
 
 
 def _zstandard(data: bytes) -> bytes:
-    """RFC 8878: one segment, whose size the head has in eight bytes, in raw blocks."""
+    """RFC 8878: one segment, whose size the head has in eight bytes, in raw blocks; at the end is a checksum."""
     blocks = (struct.pack("<I", len(block) << 3 | last)[:3] + block for block, last in _blocks(data, 1 << 17))
-    return b"\x28\xb5\x2f\xfd" + b"\xe0" + struct.pack("<Q", len(data)) + b"".join(blocks)
+    checksum = struct.pack("<I", xxh64(data) & 0xFFFFFFFF)
+    return b"\x28\xb5\x2f\xfd" + b"\xe4" + struct.pack("<Q", len(data)) + b"".join(blocks) + checksum
+
+
+_PRIMES = (
+    0x9E3779B185EBCA87,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0x85EBCA77C2B2AE63,
+    0x27D4EB2F165667C5,
+)
+
+
+def xxh64(data: bytes) -> int:
+    """Return the hash XXH64 with seed 0 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md)."""
+    prime1, prime2, prime3, prime4, prime5 = _PRIMES
+    mask = (1 << 64) - 1
+
+    def rotated(value: int, by: int) -> int:
+        return (value << by | value >> 64 - by) & mask
+
+    def mixed(lane: int) -> int:
+        return rotated(lane * prime2 & mask, 31) * prime1 & mask
+
+    whole = len(data) & ~31
+    state = prime5
+    if whole:
+        lanes = _lanes(data[:whole])
+        state = sum(rotated(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & mask
+        for lane in lanes:
+            state = ((state ^ mixed(lane)) * prime1 + prime4) & mask
+    state = (state + len(data)) & mask
+    words = whole + (len(data) - whole & ~7)
+    for (word,) in struct.iter_unpack("<Q", data[whole:words]):
+        state = (rotated(state ^ mixed(word), 27) * prime1 + prime4) & mask
+    if len(data) - words >= 4:
+        state ^= int.from_bytes(data[words : words + 4], "little") * prime1 & mask
+        state = (rotated(state, 23) * prime2 + prime3) & mask
+        words += 4
+    for byte in data[words:]:
+        state = rotated(state ^ byte * prime5 & mask, 11) * prime1 & mask
+    state = (state ^ state >> 33) * prime2 & mask
+    state = (state ^ state >> 29) * prime3 & mask
+    return state ^ state >> 32
+
+
+def _lanes(data: bytes) -> list[int]:
+    """Return the four sums of XXH64 over stripes of 32 bytes. One integer has all four: 2/3 of the time."""
+    prime1, prime2, *_ = _PRIMES
+    mask, gap = (1 << 64) - 1, bytes(8)  # behind each lane is room for a product
+
+    def four(lanes: Sequence[int]) -> int:
+        return sum(lane << 128 * i for i, lane in enumerate(lanes))
+
+    masks = four([mask] * 4)
+    state = four([prime1 + prime2 & mask, prime2, 0, -prime1 & mask])
+    for first, second, third, last in struct.iter_unpack("8s8s8s8s", data):
+        stripe = int.from_bytes(b"".join((first, gap, second, gap, third, gap, last)), "little")
+        state = state + stripe * prime2 & masks
+        state = (state << 31 | state >> 33) & masks
+        state = state * prime1 & masks
+    return [state >> 128 * i & mask for i in range(4)]
 
 
 def _blocks(data: bytes, most: int) -> Iterator[tuple[bytes, bool]]:
@@ -199,11 +288,29 @@ def to_json(entries: Sequence[Entry]) -> str:
 
 
 def read(text: str) -> list[Entry]:
-    """Read the JSON form of `to_json`. Raises ValueError for anything else."""
-    document = json.loads(text)
+    """Read the JSON form of `to_json`. Raises ValueError, naming the key at fault, for anything else."""
+    document = strict_json.parse(text, _MOST)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ValueError("not an index of entries of JAX's compilation cache")
-    try:
-        return [Entry(**entry) for entry in document["entries"]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not an index of entries of JAX's compilation cache: {error}") from error
+    _INDEX(document)
+    return [Entry(**entry) for entry in document["entries"]]
+
+
+_INDEX = json_shapes.shape(
+    {
+        "format": int,
+        "entries": [
+            {
+                **dict.fromkeys(("function", "variant", "target"), str),
+                "bucket": {...: int},
+                "committed": [int],
+                "module": _MODULE,
+                "parts": {...: json_shapes.sha256},
+                "said": {...: str},
+                "topologies": {...: json_shapes.sha256},
+                "names": {compression: {...: _NAME} for compression in COMPRESSIONS},
+                "zlib": json_shapes.constant(*COMPRESSIONS),
+            }
+        ],
+    }
+)

@@ -43,6 +43,7 @@ class FunctionSpec:
     constraints: constraints on symbolic dimensions, in the form that jax.export accepts.
     variant: name of the variant whose static values `static` has; "" for a function without variants.
     mesh: name and size of each axis of the mesh, in order; empty without a mesh.
+    axis_types: JAX's name of the type of each axis; empty if all are Auto.
     in_shardings: a prefix of the tree of positional arguments whose leaves are strings for `partitions.parse`; None:
         not given.
     out_shardings: the same for the result.
@@ -83,6 +84,7 @@ class FunctionSpec:
     vjp_order: int
     variant: str = ""
     mesh: Sequence[Sequence[Any]] = ()
+    axis_types: Sequence[str] = ()
     in_shardings: Any = None
     out_shardings: Any = None
     disabled_checks: Sequence[str] = ()

@@ -13,6 +13,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from stagec.core.data import paths
+
 _LINKS = 40
 """Links of one path: as many as Linux follows."""
 
@@ -81,8 +83,10 @@ def made(top: int, name: str, make: bool = True) -> Iterator[int]:
     """Open the folder of the file at the relative path `name` below the folder `top`.
 
     make: whether to make missing folders. No link is followed. Raises OSError, whose `filename` is the folder at
-    fault, below `top`.
+    fault, below `top`; and for a name that leads out of `top`.
     """
+    if fault := paths.fault(name):
+        raise OSError(errno.EINVAL, f"it is not a path below the folder: {fault}")
     *parents, _ = name.split("/")
     with contextlib.ExitStack() as stack:
         here = top

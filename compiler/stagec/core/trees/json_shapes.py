@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from stagec.core.data import paths
 from stagec.core.data.strict_json import shown
 from stagec.core.sizes.avals import parse_aval
 from stagec.core.trees.tree import Tree
@@ -78,6 +79,13 @@ def matching(pattern: str, what: str) -> Shape:
 
 
 sha256 = matching("[0-9a-f]{64}", "a SHA-256 in lower-case hex")
+
+
+def path(value: Any) -> None:
+    """The path of a file below a folder."""
+    text(value)
+    if fault := paths.fault(value):
+        raise Mismatch(f"{shown(value)!r} is not a path below the folder: {fault}")
 
 
 def constant(*values: Any) -> Shape:
