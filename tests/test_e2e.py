@@ -750,7 +750,9 @@ def test_a_manifest_in_another_repository(built: Workspace) -> None:
     np.savez(package / "x.npz", **{"args[1]": np.full(3, 2, np.float32)})
     manifest = 'stagec_manifest(\n    name = "other_manifest",\n    manifest = "@other//@odd=1[a]{b}:m.toml",\n)\n\n'
     repository = f'local_repository(\n    name = "other",\n    path = "../other",\n)\n\n{manifest}'
-    module = 'bazel_dep(name = "other")\nlocal_path_override(\n    module_name = "other",\n    path = "../other",\n)\n\n'
+    module = (
+        'bazel_dep(name = "other")\nlocal_path_override(\n    module_name = "other",\n    path = "../other",\n)\n\n'
+    )
     with (
         built.broken("WORKSPACE", "stagec_manifest(\n", f"{repository}stagec_manifest(\n"),
         built.broken("MODULE.bazel", "stagec = use_ex", f"{module}stagec = use_ex"),
