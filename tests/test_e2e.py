@@ -736,7 +736,7 @@ golden = {}
 targets = ["cpu-avx2"]
 """,
 }
-"""A repository of others, with a package whose name begins with what begins a file of words, and has more of the kind."""
+"""A repository of others, with a package whose name begins with what begins a file of words."""
 
 
 def test_a_manifest_in_another_repository(built: Workspace) -> None:

@@ -198,6 +198,7 @@ def test_a_wheel_for_another_python_alone(locking: Locking, wheels: Path) -> Non
     [
         (None, (), "there is no such file: write one that names what your models import, one a line"),
         ("zipp\n", ("--output", "requirements.in"), "the lock would be this file; give it another name with --output"),
+        ("zipp\n\n#? aqt: which package?\n", (), "line 3: aqt: which package?\n"),
         ("zipp==\n", (), "Couldn't parse requirement in `requirements.in` at position 0"),
         ("./model\n", (), "Distribution not found at"),
         ("stagec-nobody-has-this\n", (), "Because stagec-nobody-has-this was not found in the package registry"),

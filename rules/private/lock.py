@@ -25,6 +25,8 @@ from uv_installer import Unusable, Uv, normalized
 # The Pythons that jaxlib has wheels for. The first is the oldest that stagec runs with.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 _JAX = ("jax", "jaxlib")
+_QUESTION = "#?"
+"""How a line begins with which `stagec init` asks for a package (compiler/stagec/manifest/workspace.py)."""
 _HEADER = "# `bazel run @stagec//:lock -- {}` wrote this: edit that file, and run it again.\n"
 
 
@@ -248,6 +250,9 @@ def main() -> None:
     try:
         if not requirements.is_file():
             raise Refused("there is no such file: write one that names what your models import, one a line")
+        lines = enumerate(requirements.read_text(encoding="utf-8").splitlines(), 1)
+        if asked := [f"line {at}: {line[2:].strip()}" for at, line in lines if line.startswith(_QUESTION)]:
+            raise Refused(*asked)
         if lock.resolve() == requirements.resolve():
             raise Refused("the lock would be this file; give it another name with --output")
         if reason := arguments.without_uv.read_text(encoding="utf-8").strip():

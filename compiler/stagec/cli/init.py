@@ -62,7 +62,8 @@ def run(options: Options) -> Answer:
             paste[file] = paste.get(file, "") + "".join(new)
         advice += changes.advice
         targets.append(target)
-    advice = sorted(dict.fromkeys(advice), key=lambda step: not step.startswith("bazel "))
+    # A lock comes before the build, and what it waits for before that.
+    advice = sorted(dict.fromkeys(advice), key=lambda step: (".in: " not in step, not step.startswith("bazel ")))
     command = f"{_bazel(stagec)} build {' '.join(dict.fromkeys(targets))}"
     value = {"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command}
     lines = [f"{what:<8}  {written}" for written, what in done.items()]

@@ -7,7 +7,9 @@ annotations (jaxtyping's, https://docs.kidger.site/jaxtyping/api/array/); librar
 from __future__ import annotations
 
 import ast
+import functools
 import keyword
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,8 +57,9 @@ class Function:
     by_keyword: the same of keyword-only parameters without a default.
     dimensions: names of symbolic dimensions.
     libraries: the packages from an index that the file and its imports in the workspace need, by distribution, sorted.
-    files: the files of the workspace that it imports, itself included. beside: whether it imports files beside it as
-    top-level modules, as a script does.
+    strangers: modules that are neither the workspace's nor known to be of a package, each with a file that imports it.
+    files: the files of the workspace that it imports, itself included. roots: folders of the workspace, besides the
+    workspace itself, that modules are imported from, as a script imports the files beside it.
     """
 
     module: str
@@ -66,8 +69,9 @@ class Function:
     by_keyword: Mapping[str, object] = field(default_factory=dict)
     dimensions: Sequence[str] = ()
     libraries: Sequence[str] = ()
+    strangers: Mapping[str, Path] = field(default_factory=dict)
     files: Sequence[Path] = ()
-    beside: bool = False
+    roots: Sequence[Path] = ()
     called: str = ""
 
     @property
@@ -97,8 +101,17 @@ def function(root: Path, file: str, name: str) -> Function:
         known = [other for other in defined if not other.startswith("_")]
         write = nearest(name, known) or "name a function that stands at the top level of the file"
         raise StagecError(Problem(file, "", f'no function "{name}"', write))
-    libraries, files, beside = _Imports(root).of(root / file)
-    common = Function(_importable(file), name, libraries=libraries, files=files, beside=beside)
+    module, top = _importable(root, file)
+    imports = _Imports(root, top)
+    files = imports.of(root / file)
+    common = Function(
+        module,
+        name,
+        libraries=sorted(imports.libraries),
+        strangers=imports.strangers,
+        files=files,
+        roots=[*imports.roots],
+    )
     describing = next(
         (candidate for candidate in (pattern.format(name) for pattern in DESCRIBING) if candidate in defined), ""
     )
@@ -116,14 +129,22 @@ def function(root: Path, file: str, name: str) -> Function:
     return replace(common, arguments=arguments, by_keyword=by_keyword, dimensions=symbolic)
 
 
-def _importable(file: str) -> str:
-    """Return the name to import a file from the workspace. Raises StagecError if it has none."""
+def _importable(root: Path, file: str) -> tuple[str, Path]:
+    """Return the name to import a file, and the folder that it is imported from: the workspace, in general.
+
+    A module of Python's own library hides a folder of its name, so modules below are imported from that folder. Raises
+    StagecError if the file has no name.
+    """
     parts = Path(file).with_suffix("").parts
+    hidden = next((at for at, part in enumerate(parts, 1) if part not in sys.stdlib_module_names), len(parts)) - 1
     wrong = [part for part in parts if not part.isidentifier() or keyword.iskeyword(part)]
     if wrong:
         what = f'"{wrong[0]}" cannot be imported: it is not a name in Python'
         raise StagecError(Problem(file, "", what, f'call it "{re.sub(r"[^0-9A-Za-z_]", "_", wrong[0])}"'))
-    return ".".join(parts)
+    if parts[hidden] in sys.stdlib_module_names:
+        what = f'"{parts[hidden]}" cannot be imported: Python has a module of this name'
+        raise StagecError(Problem(file, "", what, "give the file another name"))
+    return ".".join(parts[hidden:]), root.joinpath(*parts[:hidden])
 
 
 def _parsed(root: Path, file: str) -> ast.Module:
@@ -233,21 +254,25 @@ def _names(tree: object) -> list[str]:
 
 
 class _Imports:
-    """Collects the imports of a workspace's files, one file after the other."""
+    """Collects the imports of a workspace's files, one file after the other.
 
-    def __init__(self, root: Path) -> None:
+    libraries, strangers: as `Function` has them. roots: the same, each once; keys of a dict.
+    """
+
+    def __init__(self, root: Path, top: Path) -> None:
         self._root = root
-        self._libraries: set[str] = set()
-        self._beside = False
+        self.libraries: set[str] = set()
+        self.strangers: dict[str, Path] = {}
+        self.roots = {} if top == root else {top: None}
 
-    def of(self, file: Path) -> tuple[list[str], list[Path], bool]:
-        """Return the libraries, the files of the workspace, and whether some are imported from the folder of `file`."""
+    def of(self, file: Path) -> list[Path]:
+        """Return the files of the workspace that a file imports, and those that these import, itself included."""
         known = {file: None}
         for current in (waiting := [file]):  # it grows
             new = [other for other in self._read(current) if other not in known]
             known.update(dict.fromkeys(new))
             waiting += dict.fromkeys(new)
-        return sorted(self._libraries), list(known), self._beside
+        return list(known)
 
     def _read(self, file: Path) -> list[Path]:
         """Return the files of the workspace that a file imports."""
@@ -259,22 +284,50 @@ class _Imports:
         return [imported for name in names if (imported := self._resolve(name, file))]
 
     def _resolve(self, name: str, file: Path) -> Path | None:
-        """Find the target of an import: a file of the workspace, one beside the file, or a library."""
+        """Find the target of an import: a file of the workspace, one beside the file, or a library.
+
+        What the workspace has is never looked for on an index, where the same name is another's.
+        """
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
             return None
-        for folder in (self._root, file.parent):
+        for folder in (self._root, *self.roots, file.parent, *self._places.get(parts[0], ())):
             for end in range(len(parts), 0, -1):
                 below = folder.joinpath(*parts[:end])
                 module_file = next(
                     (module for module in (below.with_suffix(".py"), below / "__init__.py") if module.is_file()), None
                 )
                 if module_file:
-                    self._beside = self._beside or folder != self._root
+                    if folder != self._root:
+                        self.roots[folder] = None
                     return module_file
-        if not (self._root / parts[0]).is_dir():
-            self._libraries.add(distributions.of_import(name))
+        if package := distributions.of_import(name):
+            self.libraries.add(package)
+        elif parts[0] not in self._places:
+            self.strangers.setdefault(parts[0], file.relative_to(self._root))
         return None
+
+    @functools.cached_property
+    def _places(self) -> Mapping[str, Sequence[Path]]:
+        """The folders of the workspace that have a module, or a folder with modules, of a name; the nearest first."""
+        places: dict[str, dict[Path, None]] = {}
+        for path, folders, files in os.walk(self._root):
+            folder = Path(path)
+            folders[:] = sorted(name for name in folders if _may_have_modules(folder / name))
+            modules = [name.removesuffix(".py") for name in files if name.endswith(".py")]
+            for name in modules:
+                places.setdefault(name, {})[folder] = None
+            while modules and folder != self._root:
+                places.setdefault(folder.name, {})[folder.parent] = None
+                folder = folder.parent
+        return {name: sorted(found, key=lambda folder: len(folder.parts)) for name, found in places.items()}
+
+
+def _may_have_modules(folder: Path) -> bool:
+    """Return whether a folder may have the workspace's own modules: not what was built or installed there."""
+    if folder.name.startswith((".", "bazel-")) or folder.name in ("build", "dist", "node_modules", "site-packages"):
+        return False
+    return not any((folder / name).is_file() for name in ("pyvenv.cfg", "rules/private/manifest.bzl"))
 
 
 def _imported(tree: ast.Module, file: Path) -> Iterator[str]:

@@ -30,6 +30,8 @@ build --nosandbox_debug
 """Of Bazel, for a workspace of stagec's alone: others may have larger builds, and their people chose theirs."""
 _ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
 _BUILDS = ("BUILD.bazel", "BUILD")
+QUESTION = "#?"
+"""How a line of requirements.in begins that asks for a package. It is a comment to pip; rules/private/lock.py stops."""
 _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
 """Sizes to start with, by the name of the dimension; others get one size."""
 
@@ -182,7 +184,7 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
     deep = any(path.parent != folder for path in inside)
     files = f'glob(["{"**/" * deep}*.py"])'
     labels = [_label(root, path, changes) for path in sorted({*function.files}.difference(inside))]
-    imports = 'imports = ["."]'
+    imports = f"imports = {_toml([os.path.relpath(top, folder) for top in function.roots])}"
     file = _build_file(folder)
     path = file.relative_to(root).as_posix()
     text = _text(file)
@@ -191,12 +193,12 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
         new = [label for label in labels if f'"{label}"' not in text]
         deps += [_toml(new)] if new else []
         lacks = [f"deps = ... + {' + '.join(deps)}"] if deps else []
-        lacks += [imports] if function.beside and imports not in text else []
+        lacks += [imports] if function.roots and imports not in text else []
         if lacks:
             changes.ask(path, f"{', '.join(lacks)}  # in aot_manifest\n")
         return
     deps = [files, *([_toml(labels)] if labels else [])]
-    rule = f'name = "{name}", deps = {" + ".join(deps)}{f", {imports}" if function.beside else ""}'
+    rule = f'name = "{name}", deps = {" + ".join(deps)}{f", {imports}" if function.roots else ""}'
     # A file cannot load two macros under one name.
     macro, loaded = "aot_manifest", '"aot_manifest"'
     if macro in text:
@@ -223,8 +225,12 @@ def _build_file(folder: Path) -> Path:
 
 
 def _libraries(root: Path, function: Function, changes: Changes) -> None:
-    """Write the models' imports into requirements.in, or name the packages that a lock lacks."""
-    if not function.libraries:
+    """Write the models' imports into requirements.in, or name the packages that a lock lacks.
+
+    Of a module that nobody is known to bring, the file asks: the package of its name may be anybody's. A line with the
+    package and the module behind # is the answer; `lock` stops at a question.
+    """
+    if not (function.libraries or function.strangers):
         return
     changes.lock = next(
         filter(None, (_locked(_text(root / name)) for name in (MODULE, WORKSPACE))), "//:requirements.lock"
@@ -234,8 +240,24 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
     locked = _text(root / lock)
     written = _text(root / source)
     missing = [package for package in function.libraries if not distributions.provided(package, locked)]
-    if missing:
+    asked = {
+        module: file
+        for module, file in function.strangers.items()
+        if not distributions.provided(distributions.normalized(module), f"{locked}\n{written}")
+    }
+    answered = [module for module in asked if re.search(rf"^[A-Za-z0-9].*# *{module}\b", written, re.MULTILINE)]
+    questions = {module: file for module, file in asked.items() if module not in answered}
+    if questions:
+        modules = ", ".join(questions)
+        changes.advice.append(f"{source}: write which package brings {modules}, as the file says")
+    if missing or asked:
         new = [package for package in missing if not distributions.provided(package, written)]
+        new += [
+            f'{QUESTION} {module}: {file} imports it. Write here "PACKAGE  # {module}", the package that brings it; '
+            "for a module of your own, delete this line, and name its files in deps of aot_manifest"
+            for module, file in questions.items()
+            if f"{QUESTION} {module}:" not in written
+        ]
         if new:
             changes.add(source, "\n".join(new) + "\n")
         # By default, the command writes *.lock beside *.in.
