@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 import stagec
 from stagec.bundle.archive import Archive
-from stagec.manifest import checks
+from stagec.core.builds import naming
 from tests.building import ROOT, checked, stagec as command
 from tests.nested import NestedBazel, actions, runners, telling
 from tests.signed import write_keys
@@ -159,7 +159,7 @@ def test_query_lists_every_artifact(built: Workspace) -> None:
     names = ["models", "weights", *(f"models.{name}" for name in programs), *EXECUTABLES]
     names += [f"models.{name}" for name in (*SHARED, *OWN)]
     assert sorted(listed) == sorted(f"//models:{name}" for name in names)
-    assert {*programs} - {"affine.golden"} <= {*checks._MACRO_TARGETS}  # no function may have such a name
+    assert {*programs} - {"affine.golden"} <= {*naming.MACRO_TARGETS}  # no function may have such a name
 
 
 def test_every_artifact_is_there(built: Workspace) -> None:

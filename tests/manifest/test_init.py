@@ -486,6 +486,74 @@ def test_modules_of_the_workspace_are_no_packages_of_others(tmp_path: Path) -> N
     assert (tmp_path / "models" / "BUILD").read_text().endswith(rule)
 
 
+@pytest.mark.parametrize(
+    ("source", "function", "table"),
+    [
+        (
+            "class Net:\n    def predict(self, x: Float[Array, '3'], n: int): ...\nnet = Net()",
+            "net.predict",
+            'args = ["f32[3]", "i32[]"]\n',
+        ),
+        (
+            "class Net:\n    @staticmethod\n    def predict(n: int, *, m: int): ...",
+            "Net.predict",
+            'args = ["i32[]"]\nkwargs = { m = "i32[]" }\n',
+        ),
+        (
+            "class Net:\n    def predict(self, x, /, n): ...\ndef predict_avals(): ...\nnet: Net = Net()",
+            "net.predict",
+            'avals = "models.net:predict_avals"\n',
+        ),
+        (
+            "from models.nets import Net\nnet = Net()",
+            "net.predict",
+            "# models/net.py does not say what each argument is. Write dtype and shape\n",
+        ),
+    ],
+    ids=["object", "class", "avals", "elsewhere"],
+)
+def test_a_method_of_an_object(tmp_path: Path, source: str, function: str, table: str) -> None:
+    text = written(tmp_path, source, function=function)
+    assert text.startswith(f'[functions.predict]\nentry = "models.net:{function}"\n{table}')
+
+
+def test_names_that_a_manifest_cannot_have_get_others(tmp_path: Path) -> None:
+    """aot_manifest declares targets of these names, so one such function would have the whole package fail to load."""
+    names = ("image", "push", "serve", "aot", "predict")
+    source = "\n".join(f"def {name}(n: int): ..." for name in names)
+    done = init(tmp_path, *(f"models/net.py:{name}" for name in names), files={"models/net.py": source})
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "models" / "models.toml").read_text()
+    assert re.findall(r"^\[functions\.(\w+)\]", text, re.MULTILINE) == [
+        *("net_image", "net_push", "net_serve", "net_aot", "predict"),
+    ]
+    assert stagec("plan", "models/models.toml", cwd=tmp_path).returncode == 0
+    done = init(tmp_path, "models/more.py:Predict", files={"models/more.py": "def Predict(n: int): ..."})
+    assert "give this one another name: --name more_Predict" in done.stderr
+
+
+def test_data_that_a_file_names(tmp_path: Path) -> None:
+    source = """
+        import os, pathlib
+        import numpy as np
+        HERE = pathlib.Path(__file__).parent
+        TABLE = np.load(HERE / "tables" / "a.npy")
+        WORDS = open("shared/words.txt").read()
+        JOINED = os.path.join(os.path.dirname(__file__), "tables", "b.npy")
+        OTHERS = "../elsewhere/out.txt", "../../elsewhere/out.txt", "no.txt", "models/net.py", "tables"
+        def predict(n: int): return TABLE
+        """
+    files = {"models/net.py": source, "models/tables/a.npy": "", "models/tables/b.npy": "", "shared/words.txt": ""}
+    outside = tmp_path.parent / "elsewhere" / "out.txt"
+    outside.parent.mkdir(exist_ok=True)
+    outside.touch()
+    done = init(tmp_path, "models/net.py:predict", files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    rule = 'deps = glob(["*.py"]), data = ["tables/a.npy", "tables/b.npy", "//shared:words.txt"])\n'
+    assert (tmp_path / "models" / "BUILD").read_text().endswith(rule)
+    assert (tmp_path / "shared" / "BUILD").read_text() == 'exports_files(["words.txt"])\n'
+
+
 def test_a_file_below_a_folder_that_has_the_name_of_a_module_of_python(tmp_path: Path) -> None:
     files = {"code/models/net.py": "from models import layers\ndef predict(n: int): ...", "code/models/layers.py": ""}
     done = init(tmp_path, "code/models/net.py:predict", files=files)

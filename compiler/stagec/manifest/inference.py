@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stagec.core.builds import distributions
+from stagec.core.builds import distributions, naming
 from stagec.core.data import reading
 from stagec.core.sizes import expressions
 from stagec.core.sizes.avals import AvalError, dimension_variables, parse_aval
@@ -41,6 +41,10 @@ _DTYPES = {
 }
 """jaxtyping's names, and JAX's default dtypes for them."""
 _SCALARS = {"float": "f32[]", "int": "i32[]", "bool": "bool[]", "complex": "c64[]", "PRNGKeyArray": "key<fry>[]"}
+_LONGEST_NAME = 255
+"""Characters of a string that may name a file."""
+_MOST_PARTS = 20
+"""Of a path that is written as an expression."""
 _LARGEST = 1 << 24
 """Bytes of a Python file (16 MiB)."""
 _KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
@@ -51,7 +55,8 @@ _KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
 class Function:
     """The facts about a function in its Python file.
 
-    module: as it is imported. name: of the function. called: in the manifest; "" is its name.
+    module: as it is imported. name: of the function, `object.method` for one of an object. called: in the manifest; "":
+    as `key` says.
     avals: name of the object in the same module that describes all arguments; "" without.
     arguments: name of each positional argument -> its tree of avals; None if the file does not describe it.
     by_keyword: the same of keyword-only parameters without a default.
@@ -59,7 +64,8 @@ class Function:
     libraries: the packages from an index that the file and its imports in the workspace need, by distribution, sorted.
     strangers: modules that are neither the workspace's nor known to be of a package, each with a file that imports it.
     files: the files of the workspace that it imports, itself included. roots: folders of the workspace, besides the
-    workspace itself, that modules are imported from, as a script imports the files beside it.
+    workspace itself, that modules are imported from, as a script imports the files beside it. data: the files of the
+    workspace that strings of these modules name.
     """
 
     module: str
@@ -72,12 +78,24 @@ class Function:
     strangers: Mapping[str, Path] = field(default_factory=dict)
     files: Sequence[Path] = ()
     roots: Sequence[Path] = ()
+    data: Sequence[Path] = ()
     called: str = ""
 
     @property
+    def plain(self) -> str:
+        """Its name, without that of an object."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def key(self) -> str:
-        """The name of its table in the manifest."""
-        return self.called or self.name
+        """The name of its table in the manifest: its own, but where `aot_manifest` has another target of that name."""
+        reserved = self.plain in (*naming.MACRO_TARGETS, "aot")
+        return self.called or (self.other_name if reserved else self.plain)
+
+    @property
+    def other_name(self) -> str:
+        """A name for a manifest that has another function of its name."""
+        return f"{self.module.rpartition('.')[2]}_{self.name.replace('.', '_')}"
 
     @property
     def entry(self) -> str:
@@ -96,11 +114,14 @@ def function(root: Path, file: str, name: str) -> Function:
 
     Raises StagecError, with one problem, if there is no such file or function, or it cannot be imported.
     """
-    defined = _defined(_parsed(root, file))
-    if name not in defined:
+    tree = _parsed(root, file)
+    defined = _defined(tree)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    first, of_object, method = name.partition(".")
+    if first not in (defined | classes if of_object else defined):
         known = [other for other in defined if not other.startswith("_")]
-        write = nearest(name, known) or "name a function that stands at the top level of the file"
-        raise StagecError(Problem(file, "", f'no function "{name}"', write))
+        write = nearest(first, known) or "name a function that stands at the top level of the file"
+        raise StagecError(Problem(file, "", f'no {"object" if of_object else "function"} "{first}"', write))
     module, top = _importable(root, file)
     imports = _Imports(root, top)
     files = imports.of(root / file)
@@ -111,15 +132,17 @@ def function(root: Path, file: str, name: str) -> Function:
         strangers=imports.strangers,
         files=files,
         roots=[*imports.roots],
+        data=[*imports.data],
     )
     describing = next(
-        (candidate for candidate in (pattern.format(name) for pattern in DESCRIBING) if candidate in defined), ""
+        (candidate for candidate in (pattern.format(common.plain) for pattern in DESCRIBING) if candidate in defined),
+        "",
     )
     if describing:
         return replace(common, avals=describing, dimensions=_symbolic(defined[describing]))
-    signature = _signature(defined, name)
+    signature = _method(defined, classes, first, method) if of_object else _signature(defined, name)
     if signature is None:
-        return common
+        return replace(common, arguments={"each argument": None} if of_object else {})
     positional = [*signature.posonlyargs, *signature.args]
     required = positional[: len(positional) - len(signature.defaults)]
     named = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
@@ -194,6 +217,29 @@ def _signature(defined: Mapping[str, ast.FunctionDef | ast.expr], name: str) -> 
     return None
 
 
+def _method(
+    defined: Mapping[str, ast.AST], classes: Mapping[str, ast.ClassDef], name: str, method: str
+) -> ast.arguments | None:
+    """Return the parameters of a method of an object or a class, without the object; None if they are not here."""
+    match defined.get(name):
+        case ast.Call(func=ast.Name(id=of_class)) if of_class in classes:
+            bound, scope = True, classes[of_class]
+        case None if name in classes:
+            bound, scope = False, classes[name]
+        case _:
+            return None
+    for node in scope.body:
+        if isinstance(node, ast.FunctionDef) and node.name == method:
+            kinds = {kind.id for kind in node.decorator_list if isinstance(kind, ast.Name)}
+            skipped = "classmethod" in kinds or (bound and "staticmethod" not in kinds)
+            before = node.args.posonlyargs[skipped:]
+            after = node.args.args if node.args.posonlyargs else node.args.args[skipped:]
+            return ast.arguments(
+                before, after, None, node.args.kwonlyargs, node.args.kw_defaults, None, node.args.defaults
+            )
+    return None
+
+
 def _symbolic(node: ast.AST) -> list[str]:
     """Return the symbolic dimensions that are written in calls of `jax.export.symbolic_shape`."""
     dims = []
@@ -256,7 +302,7 @@ def _names(tree: object) -> list[str]:
 class _Imports:
     """Collects the imports of a workspace's files, one file after the other.
 
-    libraries, strangers: as `Function` has them. roots: the same, each once; keys of a dict.
+    libraries, strangers: as `Function` has them. roots, data: the same, each once; keys of a dict.
     """
 
     def __init__(self, root: Path, top: Path) -> None:
@@ -264,6 +310,7 @@ class _Imports:
         self.libraries: set[str] = set()
         self.strangers: dict[str, Path] = {}
         self.roots = {} if top == root else {top: None}
+        self.data: dict[Path, None] = {}
 
     def of(self, file: Path) -> list[Path]:
         """Return the files of the workspace that a file imports, and those that these import, itself included."""
@@ -280,6 +327,7 @@ class _Imports:
             tree = _module(file)
         except (OSError, ValueError):  # the build will say so
             return []
+        self.data |= dict.fromkeys(self._named(tree, file))
         names = _imported(tree, file.relative_to(self._root))
         return [imported for name in names if (imported := self._resolve(name, file))]
 
@@ -307,6 +355,15 @@ class _Imports:
             self.strangers.setdefault(parts[0], file.relative_to(self._root))
         return None
 
+    def _named(self, tree: ast.Module, file: Path) -> Iterator[Path]:
+        """Yield the files of the workspace, besides modules, that strings of a module name: it may read them."""
+        for parts in filter(None, map(_path_in, ast.walk(tree))):
+            for folder in (file.parent, self._root):
+                named = Path(os.path.normpath(folder.joinpath(*parts)))
+                if named.is_relative_to(self._root) and named.suffix != ".py" and named.is_file():
+                    yield named
+                    break
+
     @functools.cached_property
     def _places(self) -> Mapping[str, Sequence[Path]]:
         """The folders of the workspace that have a module, or a folder with modules, of a name; the nearest first."""
@@ -328,6 +385,17 @@ def _may_have_modules(folder: Path) -> bool:
     if folder.name.startswith((".", "bazel-")) or folder.name in ("build", "dist", "node_modules", "site-packages"):
         return False
     return not any((folder / name).is_file() for name in ("pyvenv.cfg", "rules/private/manifest.bzl"))
+
+
+def _path_in(node: ast.AST) -> list[str]:
+    """Return the parts of a path that an expression may be: `"a/b"`, `folder / "a" / "b"`, `join(folder, "a", "b")`."""
+    given: list[ast.AST] = [node]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join" and node.args:
+        given = [*node.args]
+    while isinstance(given[0], ast.BinOp) and isinstance(given[0].op, ast.Div) and len(given) < _MOST_PARTS:
+        given[:1] = [given[0].left, given[0].right]
+    texts = [part.value for part in given if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return texts if all(0 < len(text) < _LONGEST_NAME and text.isprintable() for text in texts) else []
 
 
 def _imported(tree: ast.Module, file: Path) -> Iterator[str]:
