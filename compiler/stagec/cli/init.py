@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stagec.manifest.inference import Function
 
 OPTIONS = {
-    "functions ...": value("what to build, such as models/net.py:predict or models/net.py:object.method", metavar="FILE.py:FUNCTION"),
+    "functions ...": value("what to build, such as net.py:predict or net.py:object.method", metavar="FILE.py:FUNCTION"),
     "[--name NAME]": "what the manifest calls the function, if it has another one of its name (default: its own)",
     "[--args TOML]": 'the positional arguments, as in a manifest: \'[{ w = "f32[3]" }, "f32[n,3]"]\'',
     "[--workspace FOLDER]": "the workspace, which may be empty; FILE.py is relative to it (default: the one that "
