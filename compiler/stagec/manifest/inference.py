@@ -42,7 +42,7 @@ _DTYPES = {
 """jaxtyping's names, and JAX's default dtypes for them."""
 _SCALARS = {"float": "f32[]", "int": "i32[]", "bool": "bool[]", "complex": "c64[]", "PRNGKeyArray": "key<fry>[]"}
 _LONGEST_NAME = 255
-"""Characters of a string that may name a file."""
+"""Bytes of a path that may name a file."""
 _MOST_PARTS = 20
 """Of a path that is written as an expression."""
 _LARGEST = 1 << 24
@@ -377,7 +377,7 @@ class _Imports:
             while modules and folder != self._root:
                 places.setdefault(folder.name, {})[folder.parent] = None
                 folder = folder.parent
-        return {name: sorted(found, key=lambda folder: len(folder.parts)) for name, found in places.items()}
+        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in places.items()}
 
 
 def _may_have_modules(folder: Path) -> bool:
@@ -395,7 +395,8 @@ def _path_in(node: ast.AST) -> list[str]:
     while isinstance(given[0], ast.BinOp) and isinstance(given[0].op, ast.Div) and len(given) < _MOST_PARTS:
         given[:1] = [given[0].left, given[0].right]
     texts = [part.value for part in given if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-    return texts if all(0 < len(text) < _LONGEST_NAME and text.isprintable() for text in texts) else []
+    path = "/".join(texts)
+    return texts if path.isprintable() and 0 < len(path.encode()) <= _LONGEST_NAME else []
 
 
 def _imported(tree: ast.Module, file: Path) -> Iterator[str]:

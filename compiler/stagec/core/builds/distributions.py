@@ -1,7 +1,7 @@
 """Find the package of an index that is known to bring a module: by tables, or because it is installed here.
 
-An index has no list of modules. The package with a module's name may be another's work, or nobody's yet: whoever
-registers the name of a module that is not on an index is installed by all who take its name for a package's. Names of
+An index has no list of modules. The package with a module's name may be another's work. Where an index has no such
+package, anyone can register one, and then it is installed wherever the module's name is taken for a package's. Names of
 packages are compared as indexes do (https://packaging.python.org/en/latest/specifications/name-normalization).
 """
 
