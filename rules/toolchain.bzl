@@ -102,7 +102,9 @@ def compiler_action(
       mnemonic: the action's mnemonic.
       progress_message: what Bazel shows while it runs.
       command: name of the compiler's command.
-      arguments: Args that follow it. They go through a file, and are what a worker gets with each request.
+      arguments: Args that follow it. They go through a file, and are what a worker gets with each request. A word of them
+        that begins with @ would be another such file, to Bazel and to the command. So a label, and a path that a user may
+        have chosen, are in one word with their option.
       inputs: depset of File that the command reads.
       outputs: list of File that it writes.
       plugin: PythonEnvironmentInfo of packages that the command needs besides the toolchain's, or None.
@@ -144,7 +146,7 @@ def compiler_action(
             inputs = depset([looked.names, looked.imports], transitive = [inputs])
         else:
             # The names are in the action's key. So where a file is added or removed, Bazel runs the action again.
-            arguments.add_all("--sources", sources)
+            arguments.add_all(sources, format_each = "--source=%s")
         unread = ctx.actions.declare_file(outputs[0].basename + ".unread", sibling = outputs[0])
         arguments.add("--unread", unread)
         outputs = outputs + [unread]

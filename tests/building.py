@@ -139,7 +139,7 @@ def build_jax_cache(
         words = ["--jax-key", files["key"], "--output", files["xla"], "--jax-entry", files["json"], *named]
         on_cpu = specs[name]["spec"]["target"]["platform"] == "cpu"
         (checked if compile_ is None or on_cpu else compile_)("compile", "--spec", spec, *words, cwd=root)
-        arguments += ["--entry", f"{name}={files['json']}={files['xla']}"]
+        arguments += ["--entry", f"{name}:{files['json']}:{files['xla']}"]
     checked(
         "jax-cache",
         "--manifest",
@@ -195,7 +195,7 @@ def build(
         words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json"]
         words += ["--lowered", out / f"{name}.lowered"]
         checked("export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
-        arguments += ["--export", f"{name}={exported}={out / name}.spec={exported}.json"]
+        arguments += ["--export", f"{name}:{exported}:{out / name}.spec:{exported}.json"]
         if export["spec"]["golden"]:
             file = export["spec"]["golden"]["inputs"]
             given = ["--exported", exported, "--description", f"{exported}.json", "--output", out / f"{name}.golden"]
@@ -213,7 +213,7 @@ def build(
             *(["--hlo-proto", f"{stem}.hlo_after.pb"] if platform in hlo else []),
             cwd=root,
         )
-        arguments += ["--executable", f"{executable['name']}={stem}.xla={stem}.json={stem}.stablehlo.mlirbc"]
+        arguments += ["--executable", f"{executable['name']}:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc"]
     bundle = out / f"{plan['bundle']['name']}.aot"
     checked(
         "bundle",

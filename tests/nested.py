@@ -96,7 +96,7 @@ class NestedBazel:
     def __init__(
         self, folder: Path, root: Path, user: int | None = None, startup: Sequence[str] = _SHORT_LIVED
     ) -> None:
-        ignored = shutil.ignore_patterns("__pycache__", "bazel-*")
+        ignored = shutil.ignore_patterns("__pycache__", "bazel-*", "*.egg-info", "build")
         for name in ("compiler", "rules"):
             shutil.copytree(ROOT / name, folder / "stagec" / name, ignore=ignored)
         for name in ("BUILD", "MODULE.bazel", "WORKSPACE", "bazelw"):

@@ -63,8 +63,8 @@ def write_provenance(bundle: Path, *more: str | Path) -> tuple[Path, Path]:
     statement, sbom = folder / "zoo.intoto.json", folder / "zoo.sbom.json"
     checked(
         *("provenance", "--bundle", bundle, "--output", statement, "--sbom", sbom),
-        *("--manifest", "tests/zoo.toml", folder / "zoo.toml", "--packages", folder / "packages.json"),
-        *("--source", "tests/model.py", folder / "model.py", "--spec", "zoo.loop", folder / "spec.json"),
+        *("--manifest", f"tests/zoo.toml:{folder}/zoo.toml", "--packages", folder / "packages.json"),
+        *("--source", f"tests/model.py:{folder}/model.py", "--spec", f"zoo.loop:{folder}/spec.json"),
         *more,
     )
     return statement, sbom

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import stagec
 from stagec.bundle.archive import Archive
-from stagec.manifest import checks
+from stagec.core.builds import naming
 from tests.building import ROOT, checked, stagec as command
 from tests.nested import NestedBazel, actions, runners, telling
 from tests.signed import write_keys
@@ -158,7 +159,7 @@ def test_query_lists_every_artifact(built: Workspace) -> None:
     names = ["models", "weights", *(f"models.{name}" for name in programs), *EXECUTABLES]
     names += [f"models.{name}" for name in (*SHARED, *OWN)]
     assert sorted(listed) == sorted(f"//models:{name}" for name in names)
-    assert {*programs} - {"affine.golden"} <= {*checks._MACRO_TARGETS}  # no function may have such a name
+    assert {*programs} - {"affine.golden"} <= {*naming.MACRO_TARGETS}  # no function may have such a name
 
 
 def test_every_artifact_is_there(built: Workspace) -> None:
@@ -291,7 +292,7 @@ def test_a_sandbox_makes_the_same_bytes(built: Workspace) -> None:
 
 def test_processes_of_their_own_make_the_same_bytes(built: Workspace) -> None:
     made = {name: built.output(f"{name}.xla").read_bytes() for name in EXECUTABLES}
-    series = {built.output(f"{name}.xla-0.params").read_text().partition("--series\n")[2] for name in EXECUTABLES}
+    series = {built.output(f"{name}.xla-0.params").read_text().partition("--series=")[2] for name in EXECUTABLES}
     (word,) = {text.splitlines()[0] for text in series}
     package, manifest, target = word.split(" ", 2)
     assert (package, manifest) == ("//models", "models/models.toml")
@@ -682,6 +683,93 @@ def test_a_device_of_ones_own_is_read_again_when_its_file_changes(built: Workspa
         assert "//models:models.gelu.mine" in listed.stdout.split(), listed.stderr
         file.write_text(description.replace("core_count", "core_cuont"))
         assert "models/devices/mine.toml: core_cuont" in built.refusal("//models:models.gelu.cpu")
+
+
+OTHER = {
+    "WORKSPACE": 'workspace(name = "other")\n',
+    "MODULE.bazel": """module(name = "other")
+
+bazel_dep(name = "stagec", version = "0.1.0")
+
+stagec = use_extension("@stagec//rules:extensions.bzl", "stagec")
+stagec.manifest(
+    name = "other_manifest",
+    manifest = "//@odd=1[a]{b}:m.toml",
+)
+use_repo(stagec, "other_manifest")
+""",
+    "@odd=1[a]{b}/BUILD": """load("@other_manifest//:defs.bzl", "aot_manifest")
+
+genrule(
+    name = "made",
+    srcs = ["given.safetensors"],
+    outs = ["made.safetensors"],
+    cmd = "cp '$<' '$@'",
+)
+
+aot_manifest(
+    name = "m",
+    function_deps = {"add": ["adding.py"]},
+    imports = ["."],
+    deps = ["scaling.py"],
+)
+""",
+    "@odd=1[a]{b}/scaling.py": "def scale(w, x):\n    return w * x\n",
+    "@odd=1[a]{b}/adding.py": "def add(w, x):\n    return w + x\n",
+    "@odd=1[a]{b}/m.toml": """[manifest]
+name = "m"
+version = "1"
+reproducible = false
+
+[functions.scale]
+entry = "scaling:scale"
+args = ["f32[3]", "f32[3]"]
+bind = { "args[0]" = "given.safetensors" }
+golden = { inputs = "x.npz" }
+targets = ["cpu-avx2"]
+
+[functions.add]
+entry = "adding:add"
+args = ["f32[3]", "f32[3]"]
+bind = { "args[0]" = { file = "made.safetensors", external = true } }
+golden = {}
+targets = ["cpu-avx2"]
+""",
+}
+"""A repository of others, with a package whose name begins with what begins a file of words."""
+
+
+def test_a_manifest_in_another_repository(built: Workspace) -> None:
+    """Each word that begins with @ would be a file of words to Bazel's workers and to the command."""
+    other = built.root.parent / "other"
+    for name, text in OTHER.items():
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_text(text)
+    package = other / "@odd=1[a]{b}"
+    save_file({"args[0]": np.arange(3, dtype=np.float32)}, package / "given.safetensors")
+    np.savez(package / "x.npz", **{"args[1]": np.full(3, 2, np.float32)})
+    manifest = 'stagec_manifest(\n    name = "other_manifest",\n    manifest = "@other//@odd=1[a]{b}:m.toml",\n)\n\n'
+    repository = f'local_repository(\n    name = "other",\n    path = "../other",\n)\n\n{manifest}'
+    module = (
+        'bazel_dep(name = "other")\nlocal_path_override(\n    module_name = "other",\n    path = "../other",\n)\n\n'
+    )
+    with (
+        built.broken("WORKSPACE", "stagec_manifest(\n", f"{repository}stagec_manifest(\n"),
+        built.broken("MODULE.bazel", "stagec = use_ex", f"{module}stagec = use_ex"),
+    ):
+        label = "@other//@odd=1[a]{b}:m"
+        done = built.run("test", label, f"{label}.provenance", f"{label}.golden_test", f"{label}.image")
+        assert done.returncode == 0, done.stderr
+        (bundle,) = (built.root / "bazel-bin" / "external").glob("*/@odd=1[[]a]{b}/m.aot")
+        loaded = stagec.load(bundle)
+        np.testing.assert_array_equal(loaded["scale"](np.full(3, 2, np.float32)), [0, 2, 4])
+        np.testing.assert_array_equal(loaded["add"](np.full(3, 2, np.float32)), [2, 3, 4])
+        done = built.run("run", f"{label}.update_baseline")
+        said = "m.update_baseline: the baseline would be written beside sources of another repository: run it in"
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        assert not [*built.root.rglob("m.baseline.json"), *other.rglob("m.baseline.json")]
+        done = built.run("run", f"{label}.latency", "--", "scale", "--starts", "1", "--rounds", "1")
+        assert done.returncode == 0, done.stderr
 
 
 NO_NETWORK = [

@@ -211,7 +211,7 @@ def test_names(bundle: Path, tmp_path: Path) -> None:
             "  give one: --name NAME\n"
         )
     done = command(*words, "--limit", "memory")
-    assert (done.returncode, done.stderr) == (2, "'memory' has 1 parts divided by '='; expected 2\n")
+    assert (done.returncode, done.stderr) == (2, "'memory' has no '=': write NAME=VALUE\n")
     done = command("kubernetes", bundle, "zoo", "--server", SERVER)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "'zoo' is not the name of an image in a registry")
 

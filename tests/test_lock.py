@@ -1,5 +1,6 @@
 """`bazel run @stagec//:lock`, without Bazel: uv asks the indexes that pip is set to, for real packages."""
 
+import hashlib
 import os
 import re
 import subprocess
@@ -187,6 +188,29 @@ def test_a_package_without_a_wheel_for_another_python_is_said(locking: Locking, 
         assert f"  note: the lock is for Python 3.{here} and newer\n" in said
 
 
+def test_the_wheels_of_all_indexes_are_locked(locking: Locking, tmp_path: Path) -> None:
+    """As pip takes them: uv lists those of the first index that has a version, here for one Python."""
+    wheels = tmp_path / "wheels"
+    digests = {}
+    for index, python in (("first", "cp311"), ("second", "cp314"), ("folder", "py3")):
+        folder = wheels / index / "stagec-of-a-test"
+        folder.mkdir(parents=True)
+        tag = "py3-none-any" if python == "py3" else f"{python}-{python}-manylinux_2_17_x86_64"
+        write_wheel(folder, "1.0", "0.10.2", tag)
+        (wheel,) = folder.iterdir()
+        digests[index] = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        (folder / "index.html").write_text(f'<a href="{wheel.name}#sha256={digests[index]}">{wheel.name}</a>')
+    indexes = " ".join((wheels / index).as_uri() for index in ("first", "second"))
+    folder = wheels / "folder" / "stagec-of-a-test"
+    said = locking.locked("stagec-of-a-test\n", PIP_EXTRA_INDEX_URL=indexes, PIP_FIND_LINKS=str(folder))
+    block = locking.lock.read_text().partition("stagec-of-a-test==1.0")[2].partition("\n\n")[0]
+    assert {*re.findall(r"--hash=sha256:(\w+)", block)} >= {*digests.values()}
+    assert "stagec-of-a-test" not in said
+    again = locking.lock.read_text()
+    locking.locked("stagec-of-a-test\n", PIP_EXTRA_INDEX_URL=indexes, PIP_FIND_LINKS=str(folder))
+    assert locking.lock.read_text() == again
+
+
 def test_a_wheel_for_another_python_alone(locking: Locking, wheels: Path) -> None:
     write_wheel(wheels, "1.0", "0.10.2", "cp39-cp39-manylinux_2_17_x86_64")
     said = locking.refusal("stagec-of-a-test\n", PIP_FIND_LINKS=str(wheels))
@@ -198,6 +222,7 @@ def test_a_wheel_for_another_python_alone(locking: Locking, wheels: Path) -> Non
     [
         (None, (), "there is no such file: write one that names what your models import, one a line"),
         ("zipp\n", ("--output", "requirements.in"), "the lock would be this file; give it another name with --output"),
+        ("zipp\n\n#? aqt: which package?\n", (), "line 3: aqt: which package?\n"),
         ("zipp==\n", (), "Couldn't parse requirement in `requirements.in` at position 0"),
         ("./model\n", (), "Distribution not found at"),
         ("stagec-nobody-has-this\n", (), "Because stagec-nobody-has-this was not found in the package registry"),

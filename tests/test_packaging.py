@@ -38,7 +38,7 @@ print(stagec.__version__, sorted(bundle), result["digit"].shape, result["digit"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel; sources are copied first, because setuptools writes beside them."""
+    """The built wheel, of the package's own files without git."""
     return _built(_sources(tmp_path_factory.mktemp("wheel") / "source"), "--wheel")
 
 
@@ -128,7 +128,8 @@ def test_the_commands_that_install(page: str, count: int, tmp_path: Path) -> Non
         )
 
 
-def test_git_ignores_what_an_installation_leaves(tmp_path: Path) -> None:
+def test_an_installation_leaves_nothing_and_takes_what_git_has(wheel: Path, tmp_path: Path) -> None:
+    """Neither what setuptools left in the tree once, nor a file of another branch, comes into a wheel."""
     checkout = tmp_path / "checkout"
     source = _sources(checkout / "compiler")
     shutil.copy(ROOT / ".gitignore", checkout)
@@ -137,8 +138,19 @@ def test_git_ignores_what_an_installation_leaves(tmp_path: Path) -> None:
         _run(*git, *words)
     pip_ = (sys.executable, Path(pip.__file__).parent, "install", "--no-deps", "--no-build-isolation", "--quiet")
     _run(*pip_, "--target", tmp_path / "target", source)
-    assert (source / "build").is_dir()
-    assert _run(*git, "status", "--porcelain") == ""
+    assert _run(*git, "status", "--porcelain", "--ignored") == ""
+    for file in ("build/lib/stagec/core/gone.py", "stagec/core/gone.py", "stagec.egg-info/SOURCES.txt"):
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).touch()
+    assert _run(*git, "status", "--porcelain", "--ignored").splitlines() == [
+        "?? compiler/stagec/core/gone.py",
+        "!! compiler/build/",
+        "!! compiler/stagec.egg-info/",
+    ]
+    assert _built(source, "--wheel").read_bytes() == wheel.read_bytes()
+    (source / "stagec" / "cli" / "rebuild.py").unlink()
+    with zipfile.ZipFile(_built(source, "--wheel")) as archive:
+        assert "stagec/cli/rebuild.py" not in archive.namelist()
 
 
 def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:

@@ -252,6 +252,19 @@ def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path, words
     )
 
 
+def test_a_record_that_names_files_elsewhere_compiles_none_of_them(installer: ModuleType, tmp_path: Path) -> None:
+    site, elsewhere = tmp_path / "site-packages", tmp_path / "elsewhere"
+    for file in (site / "tiny.py", site / "tiny-1.0.dist-info" / "METADATA", elsewhere / "a.py", elsewhere / "b.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("Name: tiny\n" if file.name == "METADATA" else "A = 1\n")
+    record = f"tiny.py,,\n{elsewhere}/a.py,,\n../elsewhere/b.py,,\n"
+    (site / "tiny-1.0.dist-info" / "RECORD").write_text(record)
+    for _ in range(2):  # the second takes what the first has kept
+        installer.byte_code.compile_all(site, {"tiny": "0" * 64}, tmp_path / "cache")
+        assert [path.name.split(".")[0] for path in tmp_path.rglob("*.pyc")] == ["tiny"]
+        shutil.rmtree(site / "__pycache__")
+
+
 def test_steps_one_by_one_say_what_the_next_one_does(tmp_path: Path, words: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_wheel(tmp_path)}\n"
     assert install(tmp_path, lock, words=words).returncode == 0

@@ -11,7 +11,7 @@ def _aot_bundle_addition_impl(ctx):
     plugin = ctx.attr.plugin[PythonEnvironmentInfo] if ctx.attr.plugin else None
     packages = [ctx.attr.environment[PythonEnvironmentInfo].packages] + ([plugin.packages] if plugin else [])
     arguments = ctx.actions.args()
-    arguments.add(ctx.file.bundle)
+    arguments.add(ctx.file.bundle, format = "./%s")
     arguments.add("--output", bundle)
     arguments.add("--statement", statement)
     arguments.add("--sbom", sbom)

@@ -2,10 +2,12 @@
 
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:current_inputs.bzl", "CURRENT_INPUTS", "current_inputs_program")
+load("//rules/private:launcher.bzl", "refused_elsewhere")
 
 def _aot_autotuning_impl(ctx):
-    root = "\"${{BUILD_WORKSPACE_DIRECTORY:-.}}\""
-    return current_inputs_program(ctx, "{stagec} autotune --root %s \"$@\" {inputs}" % root)
+    root = "\"${BUILD_WORKSPACE_DIRECTORY:-.}\""
+    refused = refused_elsewhere(ctx, "the results")
+    return current_inputs_program(ctx, "{stagec} autotune --root %s \"$@\" {inputs}" % root, refused)
 
 aot_autotuning = rule(
     implementation = _aot_autotuning_impl,

@@ -2,27 +2,27 @@
 
 load("//rules:providers.bzl", "AotBundleInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "label_of", "refused_elsewhere", "shell_quote", "write_stagec_launcher")
 
 def _path_in_workspace(ctx):
     """The baseline's path, relative to the workspace."""
     return (ctx.label.package + "/" if ctx.label.package else "") + ctx.attr.file
 
-def _launcher(ctx, words, files):
-    """A program that runs `stagec baseline` on the bundle and the inventories of its executables."""
+def _launcher(ctx, words, files, before = ""):
+    """A program that runs `stagec baseline` on the bundle and the inventories of its executables. before: bash."""
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     inventories = [one.inventory for one in info.executables.to_list()]
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
-    ctx.actions.write(arguments, "".join(["--inventory\n%s\n" % one.short_path for one in inventories]))
+    ctx.actions.write(arguments, "".join(["--inventory=%s\n" % one.short_path for one in inventories]))
 
     # Arguments name files by their paths in the runfiles.
-    body = "cd \"$workspace\"\nexec {stagec} baseline %s %s @%s \"$@\"\n" % (
+    body = "cd \"$workspace\"\nexec {stagec} baseline ./%s %s @%s \"$@\"\n" % (
         shell_quote(info.bundle.short_path),
         words,
         shell_quote(arguments.short_path),
     )
-    script = write_stagec_launcher(ctx, stagec, body, [])
+    script = write_stagec_launcher(ctx, stagec, before + body, [])
     return [DefaultInfo(
         executable = script,
         files = depset([script]),
@@ -31,20 +31,19 @@ def _launcher(ctx, words, files):
 
 def _aot_baseline_update_impl(ctx):
     # The user's workspace: the program writes beside the manifest.
-    path = "\"${{BUILD_WORKSPACE_DIRECTORY:-$PWD}}\"/" + shell_quote(_path_in_workspace(ctx))
-    return _launcher(ctx, "%s --update" % path, [])
+    path = "\"${BUILD_WORKSPACE_DIRECTORY:-$PWD}\"/" + shell_quote(_path_in_workspace(ctx))
+    return _launcher(ctx, "%s --update" % path, [], refused_elsewhere(ctx, "the baseline"))
 
 def _aot_baseline_test_impl(ctx):
-    accept = "bazel run //%s:%s" % (ctx.label.package, ctx.label.name.replace(".baseline_test", ".update_baseline"))
+    accept = "bazel run " + label_of(ctx.label).replace(".baseline_test", ".update_baseline")
     baseline = ctx.file.baseline
     words = [
-        shell_quote(baseline.short_path if baseline else _path_in_workspace(ctx)),
+        shell_quote("./" + (baseline.short_path if baseline else _path_in_workspace(ctx))),
         "--tolerances",
-        shell_quote(ctx.attr.tolerances.replace("{", "{{").replace("}", "}}")),
+        shell_quote(ctx.attr.tolerances),
         "--accept",
         shell_quote(accept),
-        "--display-path",
-        shell_quote(_path_in_workspace(ctx)),
+        shell_quote("--display-path=" + _path_in_workspace(ctx)),
     ]
     return _launcher(ctx, " ".join(words), [baseline] if baseline else [])
 

@@ -44,7 +44,7 @@ def _describe(ctx, file, path):
     """Declares the file that has what a bundle needs to know of weights beside it; it depends on them alone."""
     described = ctx.actions.declare_file("%s.weights/%s.json" % (ctx.label.name, path))
     arguments = ctx.actions.args()
-    arguments.add(file)
+    arguments.add(file, format = "./%s")
     arguments.add("--output", described)
     compiler_action(
         ctx,
@@ -57,10 +57,9 @@ def _describe(ctx, file, path):
     )
     return described
 
-def _put_beside(ctx, file, path):
+def _put_beside(ctx, file, path, bundle):
     """The file of weights in the bundle's folder, where a loader looks for it: it may be there already."""
-    beside = "%s/%s" % (ctx.label.package, path) if ctx.label.package else path
-    if not file.is_source and file.short_path == beside:
+    if file.path == "%s/%s" % (bundle.dirname, path):
         return file
     link = ctx.actions.declare_file(path)
     ctx.actions.symlink(output = link, target_file = file)
@@ -83,11 +82,11 @@ def _aot_bundle_impl(ctx):
     inputs = []
     for export in exports:
         files = [export.exported, export.spec, export.description]
-        arguments.add("--export", "=".join([export.name] + [file.path for file in files]))
+        arguments.add("--export", ":".join([export.name] + [file.path for file in files]))
         inputs += files
     for executable in executables:
         files = [executable.executable, executable.description, executable.module]
-        arguments.add("--executable", "=".join([executable.name] + [file.path for file in files]))
+        arguments.add("--executable", ":".join([executable.name] + [file.path for file in files]))
         inputs += files
     given = []
     for one in [target[AotGoldenInfo] for target in ctx.attr.golden]:
@@ -102,7 +101,7 @@ def _aot_bundle_impl(ctx):
         described = _describe(ctx, file, path)
         arguments.add("--external-weights", "%s=%s" % (path, described.path))
         inputs.append(described)
-        beside.append(_put_beside(ctx, file, path))
+        beside.append(_put_beside(ctx, file, path, bundle))
     compiler_action(
         ctx,
         mnemonic = "StagecBundle",

@@ -84,11 +84,12 @@ def _compile_of_stagec(package: Path, file: str) -> None:
 
 
 def _modules(folder: Path) -> dict[str, list[str]]:
-    """The modules of each distribution, as RECORD has them, without those of tests."""
+    """The modules of each distribution below the folder, as RECORD has them, without those of tests."""
     modules_of = {}
     for distribution in importlib.metadata.distributions(path=[str(folder)]):
         paths = [PurePosixPath(path) for path, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines())]
-        modules = [path for path in paths if path.suffix == ".py" and not {"..", "tests"} & {*path.parts}]
+        below = [path for path in paths if not path.is_absolute() and ".." not in path.parts]
+        modules = [path for path in below if path.suffix == ".py" and "tests" not in path.parts]
         modules_of[distribution.metadata["Name"]] = sorted(map(str, modules))
     return modules_of
 

@@ -17,7 +17,7 @@ def _name_of(environment):
     """The name of an environment in the inputs: that of its repository."""
     return environment.site_packages.owner.workspace_name
 
-def current_inputs_program(ctx, command):
+def current_inputs_program(ctx, command, before = ""):
     """A program that runs a command of the compiler on the current inputs.
 
     Args:
@@ -26,6 +26,7 @@ def current_inputs_program(ctx, command):
         in the folder where the user is: there, paths on the command line are relative to that. Where it has `{plugins}`,
         options that say where plugins and other environments are, these are not on the path of the program, which does
         not compile.
+      before: bash that runs first.
 
     Returns:
       list of providers.
@@ -70,10 +71,10 @@ def current_inputs_program(ctx, command):
     words = [plugin_words(plugins, ctx.workspace_name)]
     for name, one in elsewhere.items():
         path = ":".join([packages_word(used, ctx.workspace_name) for used in one.packages.values()])
-        words.append("--environment %s=%s=%s" % (shell_quote(name), shell_quote(one.python.interpreter), path))
+        words.append("--environment %s:%s:%s" % (shell_quote(name), shell_quote(one.python.interpreter), path))
     named = "\"$workspace\"/" + shell_quote(inputs.short_path)
     line = command.replace("{inputs}", named).replace("{plugins}", " ".join(words))
-    body = "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec " + line + "\n"
+    body = before + "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\nexec " + line + "\n"
     script = write_stagec_launcher(ctx, stagec, body, [] if "{plugins}" in command else plugins.values())
     files = [inputs] + [one.spec for one in executables]
     for one in exports:

@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:launcher.bzl", "label_of")
 load("//rules/private:platforms.bzl", "MNEMONICS", "PLUGINS")
 
 def platform_of(spec):
@@ -34,12 +35,7 @@ def _series(ctx, platform):
     if ctx.attr.isolation == "function" or PLUGINS[platform]:
         return ""
     spec = json.decode(ctx.attr.spec)
-    return "%s %s %s" % (_label_of(ctx.label).rpartition(":")[0], spec["manifest"], json.encode(spec["target"]))
-
-def _label_of(target):
-    """The label as its user writes it: without the marks of the main repository, which are another's in each Bazel."""
-    text = str(target)
-    return text.lstrip("@") if text.startswith("@//") or text.startswith("@@//") else text
+    return "%s %s %s" % (label_of(ctx.label).rpartition(":")[0], spec["manifest"], json.encode(spec["target"]))
 
 def _aot_executable_impl(ctx):
     name = ctx.label.name
@@ -83,7 +79,7 @@ def _aot_executable_impl(ctx):
         ("StagecOptimize", "Optimizing", optimized, plugin, ""),
     ]:
         arguments = ctx.actions.args()
-        arguments.add("--label=" + _label_of(ctx.label))  # one word: a word that begins with @ would be a file
+        arguments.add("--label=" + label_of(ctx.label))
         arguments.add("--spec", spec)
         arguments.add("--exported", exported)
         if lowered:
@@ -91,7 +87,7 @@ def _aot_executable_impl(ctx):
         for option, file in outputs.items():
             arguments.add(option, file)
         if series:
-            arguments.add("--series", series)
+            arguments.add("--series=" + series)
         compiler_action(
             ctx,
             mnemonic = mnemonic,

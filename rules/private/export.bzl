@@ -56,7 +56,7 @@ def _aot_export_impl(ctx):
         for option, file in outputs.items():
             arguments.add(option, file)
         arguments.add("--spec", spec)
-        arguments.add_all(folders, before_each = "--import-root")
+        arguments.add_all(folders, format_each = "--import-root=%s")
         compiler_action(
             ctx,
             mnemonic = mnemonic,

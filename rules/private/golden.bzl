@@ -15,10 +15,10 @@ def _aot_golden_impl(ctx):
     arguments.add("--description", export.description)
     arguments.add("--output", golden)
     folders = execution_root_folders(export.import_roots, ctx.workspace_name, ctx.bin_dir.path)
-    arguments.add_all(folders, before_each = "--import-root")
+    arguments.add_all(folders, format_each = "--import-root=%s")
     weights = add_weights(ctx, arguments)
     given = ctx.files.inputs
-    arguments.add_all("--inputs", given)
+    arguments.add_all(given, format_each = "--inputs=%s")
     compiler_action(
         ctx,
         mnemonic = "StagecGolden",
@@ -53,15 +53,15 @@ aot_golden = rule(
 
 def _aot_golden_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
-    bundle = ctx.attr.bundle[AotBundleInfo].bundle
+    info = ctx.attr.bundle[AotBundleInfo]
     plugins = [ctx.attr.plugin[PythonEnvironmentInfo]] if ctx.attr.plugin else []
     environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else stagec.environment
-    words = "%s --golden --allow-skipped --platform %s" % (shell_quote(bundle.short_path), ctx.attr.platform)
+    words = "%s --golden --allow-skipped --platform %s" % (shell_quote(info.bundle.short_path), ctx.attr.platform)
     script = write_stagec_launcher(ctx, stagec, "exec {stagec} run \"$workspace\"/%s \"$@\"\n" % words, plugins, environment)
     return [DefaultInfo(
         executable = script,
         runfiles = ctx.runfiles(
-            files = [bundle] + environment_files([environment] + plugins),
+            files = [info.bundle] + info.weights + environment_files([environment] + plugins),
             transitive_files = stagec.sources,
         ),
     )]
@@ -90,7 +90,7 @@ aot_golden_test = rule(
 
 def _aot_golden_optimized_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
-    bundle = ctx.attr.bundle[AotBundleInfo].bundle
+    info = ctx.attr.bundle[AotBundleInfo]
     executables = [executable[AotExecutableInfo] for executable in ctx.attr.executables]
     words = ["--golden", "--platform", ctx.attr.platform]
     words += ["--optimized"] + [shell_quote(function) for function in ctx.attr.functions]
@@ -98,9 +98,9 @@ def _aot_golden_optimized_test_impl(ctx):
         # Its name in the bundle, which is without that of the manifest.
         name = executable.name[len(ctx.attr.bundle.label.name) + 1:]
         words += ["--hlo", "%s=\"$workspace\"/%s" % (shell_quote(name), shell_quote(executable.hlo_proto.short_path))]
-    run = "exec {stagec} run \"$workspace\"/%s %s \"$@\"\n" % (shell_quote(bundle.short_path), " ".join(words))
+    run = "exec {stagec} run \"$workspace\"/%s %s \"$@\"\n" % (shell_quote(info.bundle.short_path), " ".join(words))
     script = write_stagec_launcher(ctx, stagec, run, [])
-    files = [bundle] + [executable.hlo_proto for executable in executables]
+    files = [info.bundle] + info.weights + [executable.hlo_proto for executable in executables]
     return [DefaultInfo(
         executable = script,
         runfiles = ctx.runfiles(files = files, transitive_files = stagec.inputs),

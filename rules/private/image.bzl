@@ -64,8 +64,8 @@ aot_image = rule(
 
 # The image is made of the files where they are: nothing is copied before the registry has asked for it.
 _BODY = """files=({files})
-cd "${{{{BUILD_WORKING_DIRECTORY:-.}}}}"
-exec {{stagec}} {command} "$workspace"/{bundle} "${{{{files[@]}}}}" "$@"
+cd "${{BUILD_WORKING_DIRECTORY:-.}}"
+exec {{stagec}} {command} "$workspace"/{bundle} "${{files[@]}}" "$@"
 """
 
 def _aot_push_impl(ctx):

@@ -61,7 +61,7 @@ def _aot_imports_impl(ctx):
         arguments = ctx.actions.args()
         arguments.add("--names", names)
         folders = execution_root_folders(import_roots_of(ctx), ctx.workspace_name, ctx.bin_dir.path)
-        arguments.add_all(folders, before_each = "--import-root")
+        arguments.add_all(folders, format_each = "--import-root=%s")
         for function, modules in ctx.attr.functions.items():
             arguments.add("--function")
             arguments.add(looked[function])

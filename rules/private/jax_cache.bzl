@@ -14,7 +14,7 @@ def _key(ctx, export, executable, committed):
     arguments.add_all(committed, before_each = "--committed")
     arguments.add_all(
         execution_root_folders(export.import_roots, ctx.workspace_name, ctx.bin_dir.path),
-        before_each = "--import-root",
+        format_each = "--import-root=%s",
     )
     compiler_action(
         ctx,
@@ -59,7 +59,7 @@ def _aot_jax_cache_impl(ctx):
     folder = ctx.actions.declare_directory(ctx.label.name)
     layer = ctx.actions.declare_file(ctx.label.name + ".tar")
     arguments = ctx.actions.args()
-    arguments.add("--manifest", ctx.attr.manifest)
+    arguments.add("--manifest=" + ctx.attr.manifest)
     arguments.add("--output", folder.path)
     arguments.add("--layer", layer)
     inputs = []
@@ -70,7 +70,7 @@ def _aot_jax_cache_impl(ctx):
         name = target.label.name
         key = _key(ctx, exports[executable.export], executable, ctx.attr.committed.get(name, []))
         files = _entry(ctx, executable, key, ctx.attr.machines.get(name, []))
-        arguments.add("--entry", "=".join([executable.name] + [file.path for file in files]))
+        arguments.add("--entry", ":".join([executable.name] + [file.path for file in files]))
         inputs.extend(files)
     compiler_action(
         ctx,

@@ -60,6 +60,18 @@ def shell_quote(text):
     """
     return "'" + text.replace("'", "'\\''") + "'"
 
+def label_of(target):
+    """A label as its user writes it: without the marks of the main repository, which are another's in each Bazel.
+
+    Args:
+      target: label.
+
+    Returns:
+      string.
+    """
+    text = str(target)
+    return text.lstrip("@") if text.startswith("@//") or text.startswith("@@//") else text
+
 def expand_locations(ctx, text, targets):
     """A word of bash with `$(location LABEL)` as the file's absolute path in runfiles.
 
@@ -148,6 +160,23 @@ def plugin_words(plugins, workspace_name):
         for platform, plugin in plugins.items()
     ])
 
+def refused_elsewhere(ctx, what):
+    """Bash that ends a program that writes beside its sources, where these are not the main repository's.
+
+    `bazel run` names the folder of the main repository alone, and may have downloaded the other one.
+
+    Args:
+      ctx: the rule's context.
+      what: string, what it writes.
+
+    Returns:
+      string; empty in the main repository.
+    """
+    if not ctx.label.workspace_name:
+        return ""
+    said = "%s: %s would be written beside sources of another repository: run it in the workspace of that one"
+    return "echo >&2 %s\nexit 2\n" % shell_quote(said % (label_of(ctx.label), what))
+
 def write_stagec_launcher(ctx, stagec, body, plugins, environment = None):
     """Writes a script that runs a command of the compiler as the rule's executable.
 
@@ -166,7 +195,7 @@ def write_stagec_launcher(ctx, stagec, body, plugins, environment = None):
     entry = path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path
     start = "%s \"$runfiles\"/%s" % (PYTHON_COMMAND, shell_quote(entry))
     import_root = entry.rpartition("/")[0].rpartition("/")[0]
-    body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(environment.abi) + body.format(stagec = start)
+    body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(environment.abi) + body.replace("{stagec}", start)
     return write_launcher(ctx, [import_root], {}, body, [environment] + plugins)
 
 def write_launcher(ctx, import_roots, env, body, environments):

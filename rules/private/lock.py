@@ -8,14 +8,17 @@ versions that stagec is tested with. uv asks the indexes, where pip would; no wh
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pip_installer
 import pip_settings
@@ -25,6 +28,11 @@ from uv_installer import Unusable, Uv, normalized
 # The Pythons that jaxlib has wheels for. The first is the oldest that stagec runs with.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 _JAX = ("jax", "jaxlib")
+_DEFAULT_INDEX = "https://pypi.org/simple"
+_PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
+_WITH_DIGESTS = re.compile(r"^([a-z0-9-]+)==([^\s;]+)[^\n]*?((?: \\\n +--hash=sha256:[0-9a-f]{64})+)", re.MULTILINE)
+_QUESTION = "#?"
+"""How a line begins with which `stagec init` asks for a package (compiler/stagec/manifest/workspace.py)."""
 _HEADER = "# `bazel run @stagec//:lock -- {}` wrote this: edit that file, and run it again.\n"
 
 
@@ -103,11 +111,12 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
             problems = lock_problems(resolved.read_text(encoding="utf-8"), str(sources.requirements))
         if problems:
             raise Refused(*problems)
+        _add_digests(uv, resolved, oldest)
         notes = [f"the lock is for Python {oldest} and newer"] if oldest != PYTHONS[0] else []
         for python in PYTHONS:
             if python != here and _minor(python) > _minor(oldest):
                 linux = ["--no-deps", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
-                if missing := _resolve(uv, [str(resolved), *linux], folder / "python.lock")[0]:
+                if missing := _resolve(uv, [str(resolved), *linux], folder / f"python{python}.lock")[0]:
                     notes.append(f"no wheel for Python {python} on Linux x86-64: {', '.join(sorted(missing))}")
         versions = _versions(resolved)
         if without_jax and "jax" in versions:
@@ -124,6 +133,59 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
         new.write_text(text, encoding="utf-8")
         new.replace(lock)
         return notes
+
+
+def _add_digests(uv: Uv, lock: Path, oldest: str) -> None:
+    """Add the digests of the wheels that other indexes have of the same versions.
+
+    uv lists those of the first index alone that has a version, and a mirror may have those for one Python. pip, and uv
+    when it installs, take a wheel from any of them.
+    """
+    flags = list(itertools.pairwise(uv.words.flags))
+    indexes = [value for flag, value in flags if flag in ("--index", "--default-index")]
+    if "--no-index" not in uv.words.flags and "--default-index" not in uv.words.flags:
+        indexes.append(_DEFAULT_INDEX)
+    folders = [word for flag, value in flags if flag == "--find-links" for word in (flag, value)]
+    if not indexes or len(indexes) + bool(folders) < 2:
+        return
+    others = [word for word in uv.words.flags if word not in folders]
+    text = lock.read_text(encoding="utf-8")
+    digests: dict[tuple[str, str], set[str]] = {}
+    for index in indexes:
+        first = replace(uv, words=replace(uv.words, flags=["--index", index, *others]))
+        for package in _listed(first, dict(_PINNED.findall(text)), lock.with_name("pins.in"), oldest):
+            wheels = [wheel.get("hashes", {}).get("sha256", "") for wheel in package.get("wheels", [])]
+            digests.setdefault((package["name"], package["version"]), set()).update(filter(None, wheels))
+
+    def with_all(match: re.Match[str]) -> str:
+        there = set(re.findall("[0-9a-f]{64}", match[3]))
+        more = digests.get((match[1], match[2]), set())
+        return (
+            match[0]
+            if more <= there
+            else match[0].removesuffix(match[3])
+            + "".join(f" \\\n    --hash=sha256:{digest}" for digest in sorted(there | more))
+        )
+
+    lock.write_text(_WITH_DIGESTS.sub(with_all, text), encoding="utf-8")
+
+
+def _listed(uv: Uv, pins: dict[str, str], file: Path, oldest: str) -> list[dict[str, Any]]:
+    """The packages of a pylock.toml with all wheels of these versions, without those that no index has."""
+    words = ["pip", "compile", "--no-deps", "--universal", "--only-binary", ":all:", "--no-header", "--python-version"]
+    words += [oldest, "--index-strategy", "unsafe-best-match", "--format", "pylock.toml", str(file)]
+    while pins:
+        file.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()), encoding="utf-8")
+        try:
+            packages: list[dict[str, Any]] = tomllib.loads(uv.run(*words)).get("packages", [])
+        except Unusable as error:
+            absent = {name for name in pins if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", error.output)}
+            if not absent:
+                return []
+            pins = {name: version for name, version in pins.items() if name not in absent}
+        else:
+            return packages
+    return []
 
 
 def _minor(python: str) -> int:
@@ -248,6 +310,9 @@ def main() -> None:
     try:
         if not requirements.is_file():
             raise Refused("there is no such file: write one that names what your models import, one a line")
+        lines = enumerate(requirements.read_text(encoding="utf-8").splitlines(), 1)
+        if asked := [f"line {at}: {line[2:].strip()}" for at, line in lines if line.startswith(_QUESTION)]:
+            raise Refused(*asked)
         if lock.resolve() == requirements.resolve():
             raise Refused("the lock would be this file; give it another name with --output")
         if reason := arguments.without_uv.read_text(encoding="utf-8").strip():

@@ -138,7 +138,7 @@ def _stagec_manifest_impl(repository_ctx):
     result = repository_ctx.execute(
         [interpreter] + INTERPRETER_FLAGS +
         [entry, "plan", watched_path(repository_ctx, manifest)] +
-        ["--display-path", path, "--output", "plan.json", "--target-files", "files.txt"],
+        ["--display-path=" + path, "--output", "plan.json", "--target-files", "files.txt"],
         environment = {
             "LC_ALL": "C.UTF-8",
             "PYTHONHASHSEED": "0",

@@ -9,10 +9,10 @@ _BUNDLE = attr.label(doc = "The bundle.", mandatory = True, providers = [AotBund
 def _launcher(ctx, body):
     """A program that runs a command on the bundle: `{stagec}` and `{bundle}` in `body` stand for both."""
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
-    bundle = ctx.attr.bundle[AotBundleInfo].bundle
-    body = body.replace("{bundle}", "\"$workspace\"/" + shell_quote(bundle.short_path))
+    info = ctx.attr.bundle[AotBundleInfo]
+    body = body.replace("{bundle}", "\"$workspace\"/" + shell_quote(info.bundle.short_path))
     script = write_stagec_launcher(ctx, stagec, body, [])
-    runfiles = ctx.runfiles(files = [bundle], transitive_files = stagec.inputs)
+    runfiles = ctx.runfiles(files = [info.bundle] + info.weights, transitive_files = stagec.inputs)
     return [DefaultInfo(executable = script, files = depset([script]), runfiles = runfiles)]
 
 def _aot_size_test_impl(ctx):
@@ -32,7 +32,7 @@ aot_size_test = rule(
 )
 
 def _aot_latency_impl(ctx):
-    return _launcher(ctx, "cd \"${{BUILD_WORKING_DIRECTORY:-.}}\"\nexec {stagec} bench {bundle} \"$@\"\n")
+    return _launcher(ctx, "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\nexec {stagec} bench {bundle} \"$@\"\n")
 
 aot_latency = rule(
     implementation = _aot_latency_impl,

@@ -3,10 +3,10 @@
 load("//rules:providers.bzl", "AotBundleInfo", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 
-def _source_words(file):
-    """The words that name a source: its path in the workspace, and where the action finds it."""
+def _source_word(file):
+    """The word that names a source: its path in the workspace, and where the action finds it."""
     path = file.short_path
-    return ["--source", "external/" + path[len("../"):] if path.startswith("../") else path, file.path]
+    return "--source=%s:%s" % ("external/" + path[len("../"):] if path.startswith("../") else path, file.path)
 
 def _aot_provenance_impl(ctx):
     info = ctx.attr.bundle[AotBundleInfo]
@@ -25,15 +25,15 @@ def _aot_provenance_impl(ctx):
     arguments.add("--bundle", info.bundle)
     arguments.add("--output", statement)
     arguments.add("--sbom", sbom)
-    arguments.add_all(["--manifest", ctx.attr.manifest_path, ctx.file.manifest])
+    arguments.add("--manifest=%s:%s" % (ctx.attr.manifest_path, ctx.file.manifest.path))
     lists = [one.packages for one in environments] + [one.emulated.packages for one in environments if one.emulated]
     for packages in {packages: None for packages in lists}:
         arguments.add("--packages", packages)
         inputs.append(packages)
     for one in exports + executables:
-        arguments.add_all(["--spec", one.name, one.spec])
+        arguments.add("--spec=%s:%s" % (one.name, one.spec.path))
         inputs.append(one.spec)
-    arguments.add_all(sources, map_each = _source_words)
+    arguments.add_all(sources, map_each = _source_word)
     compiler_action(
         ctx,
         mnemonic = "StagecProvenance",

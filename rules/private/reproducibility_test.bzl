@@ -19,14 +19,14 @@ def _aot_reproducibility_test_impl(ctx):
     files = []
     for export in exports:
         words = [export.name, export.spec, export.exported, export.description]
-        lines += ["--export", "=".join([getattr(word, "short_path", word) for word in words])]
+        lines += ["--export", ":".join([getattr(word, "short_path", word) for word in words])]
         files += words[1:]
         if export.lowered:
             lines += ["--lowered", "%s=%s" % (export.name, export.lowered.short_path)]
             files.append(export.lowered)
     for one in executables:
         words = [one.name, one.export, one.spec, one.executable, one.description]
-        lines += ["--executable", "=".join([getattr(word, "short_path", word) for word in words])]
+        lines += ["--executable", ":".join([getattr(word, "short_path", word) for word in words])]
         files += [one.spec, one.executable, one.description]
     plugins = plugins_of(traced, executables)
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")

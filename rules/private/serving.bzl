@@ -5,7 +5,7 @@ load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
 
 # The user's paths are relative to where the user is.
-_BODY = """cd "${{BUILD_WORKING_DIRECTORY:-.}}"
+_BODY = """cd "${BUILD_WORKING_DIRECTORY:-.}"
 exec {stagec} serve "$@" "$workspace"/%s
 """
 

@@ -5,7 +5,7 @@ load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
 
 # The bundle's file is opened by its path in the runfiles; the user's paths are relative to where the user is.
-_BODY = """cd "${{BUILD_WORKING_DIRECTORY:-.}}"
+_BODY = """cd "${BUILD_WORKING_DIRECTORY:-.}"
 exec {stagec} sign --statement "$workspace"/%s --output %s "$@" "$workspace"/%s
 """
 

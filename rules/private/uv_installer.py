@@ -254,7 +254,7 @@ def recorded(folder: Path) -> dict[str, dict[str, str]]:
     digests_of = {}
     for distribution in _distributions(folder):
         rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
-        digests = {path: digest for path, digest, *_ in rows if digest}
+        digests = {path: digest for path, digest, *_ in rows if digest and not path.startswith("/")}
         digests_of[normalized(distribution.metadata["Name"])] = digests
     return dict(sorted(digests_of.items(), reverse=True))
 

@@ -406,10 +406,10 @@ def test_a_bundle_is_written_without_the_weights(tmp_path: Path) -> None:
     words += ["--weights", f"in.safetensors={tmp_path / 'in.safetensors'}"]
     for name in ("zoo.apply", "zoo.shift"):
         exported = tmp_path / f"{name}.exported"
-        words += ["--export", f"{name}={exported}={tmp_path / name}.spec={exported}.json"]
+        words += ["--export", f"{name}:{exported}:{tmp_path / name}.spec:{exported}.json"]
     for stem in sorted(tmp_path.glob("zoo.*.xla")):
         base = stem.with_suffix("")
-        words += ["--executable", f"{base.name}={base}.xla={base}.json={base}.stablehlo.mlirbc"]
+        words += ["--executable", f"{base.name}:{base}.xla:{base}.json:{base}.stablehlo.mlirbc"]
     words += ["--golden", f"zoo.shift={tmp_path / 'zoo.shift.golden'}"]
     checked("bundle", *map(str, words))
     assert path.read_bytes() == first

@@ -155,8 +155,8 @@ def test_a_manifest_that_names_its_fleet(zoo: Path, tmp_path: Path) -> None:
     """The command of the action: without an executable of one of them, there is no bundle."""
     stem, output = zoo.parent / "zoo.loop", tmp_path / "zoo.aot"
     words = ["--name", "zoo", "--version", "1", "--output", output, "--serves", f"jaxlib=={jaxlib.__version__}"]
-    words += ["--export", f"zoo.loop={stem}.exported={stem}.spec={stem}.exported.json"]
-    words += ["--executable", f"zoo.loop.cpu={stem}.cpu.xla={stem}.cpu.json={stem}.cpu.stablehlo.mlirbc"]
+    words += ["--export", f"zoo.loop:{stem}.exported:{stem}.spec:{stem}.exported.json"]
+    words += ["--executable", f"zoo.loop.cpu:{stem}.cpu.xla:{stem}.cpu.json:{stem}.cpu.stablehlo.mlirbc"]
     checked("bundle", *words)
     output.unlink()
     done = command("bundle", *words, "--serves", "jaxlib==1.2.3")

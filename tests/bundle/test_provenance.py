@@ -124,7 +124,7 @@ def test_variables_that_the_manifest_declares_are_told(bundle: Path, tmp_path: P
     text = json.dumps({"environment": {"EQX_ON_ERROR": "nan"}})
     (tmp_path / "other.json").write_text(text)
     copy = Path(shutil.copy(bundle, tmp_path / "zoo.aot"))
-    statement, _ = write_provenance(copy, "--spec", "zoo.other", tmp_path / "other.json")
+    statement, _ = write_provenance(copy, "--spec", f"zoo.other:{tmp_path}/other.json")
     build = json.loads(statement.read_text())["predicate"]["buildDefinition"]
     assert build["internalParameters"]["environment"] == {"zoo.other": {"EQX_ON_ERROR": "nan"}}
 
@@ -147,7 +147,7 @@ def test_a_list_of_packages_that_is_none(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "packages.json").write_text('{"packages": []}')
     done = stagec(
         *("provenance", "--bundle", bundle, "--output", "a", "--sbom", "b"),
-        *("--manifest", "m", bundle, "--packages", "packages.json"),
+        *("--manifest", f"m:{bundle}", "--packages", "packages.json"),
         cwd=tmp_path,
     )
     assert (done.returncode, done.stderr) == (2, "packages.json: not a list of packages: the key 'python' is missing\n")

@@ -128,8 +128,8 @@ def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
     output = tmp_path / "zoo.aot"
     done = stagec(
         *("bundle", "--name", "zoo", "--version", "1", "--output", output),
-        *("--export", f"zoo.loop={zoo.parent / 'zoo.mlp.exported'}={zoo.parent / 'zoo.loop.spec'}"),
-        *("--executable", f"zoo.loop.cpu={stem}.xla={stem}.json={stem}.stablehlo.mlirbc"),
+        *("--export", f"zoo.loop:{zoo.parent / 'zoo.mlp.exported'}:{zoo.parent / 'zoo.loop.spec'}"),
+        *("--executable", f"zoo.loop.cpu:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc"),
     )
     assert done.returncode == 2
     assert done.stderr == f"{output}: zoo.loop.cpu was compiled from another export of 'loop'\n"
@@ -160,8 +160,8 @@ def test_bundling_takes_no_package(zoo: Path, tmp_path: Path) -> None:
     stem, output = zoo.parent / "zoo.loop", tmp_path / "zoo.aot"
     done = stagec(
         *("bundle", "--name", "zoo", "--version", "1", "--output", output, "--json"),
-        *("--export", f"zoo.loop={stem}.exported={stem}.spec={stem}.exported.json"),
-        *("--executable", f"zoo.loop.cpu={stem}.cpu.xla={stem}.cpu.json={stem}.cpu.stablehlo.mlirbc"),
+        *("--export", f"zoo.loop:{stem}.exported:{stem}.spec:{stem}.exported.json"),
+        *("--executable", f"zoo.loop.cpu:{stem}.cpu.xla:{stem}.cpu.json:{stem}.cpu.stablehlo.mlirbc"),
         env={"PYTHONPATH": str(COMPILER)},
     )
     assert done.stderr == ""

@@ -83,6 +83,6 @@ def test_reproduce_shows_each_build(zoo: Path, tmp_path: Path) -> None:
     checked("export", "--spec", spec, *outputs, "--import-root", tmp_path)
     words = [name, str(spec), str(exported), f"{exported}.json"]
     start = [sys.executable, "-B", str(COMPILER / "stagec" / "__main__.py")]
-    printed, shown = on_a_terminal(*start, "reproduce", "--export", "=".join(words), "--import-root", str(tmp_path))
+    printed, shown = on_a_terminal(*start, "reproduce", "--export", ":".join(words), "--import-root", str(tmp_path))
     assert printed == "1 artifacts built twice again, 0 differences\n"
     assert [n for n in (1, 2) if not re.search(rf"reproduce {n} of 2  zoo\.loop  \d:\d\d", shown)] == []

@@ -541,7 +541,7 @@ def test_an_entry_whose_name_leads_elsewhere_is_refused(small: Path, tmp_path: P
 def test_two_targets_of_one_key_are_refused(small: Path, tmp_path: Path) -> None:
     """How many threads a target has is in no key."""
     entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
-    twice = [word for name in "ab" for word in ("--entry", f"{name}={entry}={executable}")]
+    twice = [word for name in "ab" for word in ("--entry", f"{name}:{entry}:{executable}")]
     done = stagec("jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *twice)
     assert done.returncode == 2
     assert done.stderr == (
@@ -553,7 +553,7 @@ def test_two_targets_of_one_key_are_refused(small: Path, tmp_path: Path) -> None
 def test_a_signature_without_an_entry_is_refused(small: Path, tmp_path: Path) -> None:
     entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
     (tmp_path / "none.json").write_text(jax_entries.to_json([]))
-    words = ["--entry", f"a={entry}={executable}", "--entry", f"b={tmp_path / 'none.json'}={executable}"]
+    words = ["--entry", f"a:{entry}:{executable}", "--entry", f"b:{tmp_path / 'none.json'}:{executable}"]
     done = stagec("jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *words)
     assert done.returncode == 2
     assert done.stderr == (

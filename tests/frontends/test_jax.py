@@ -152,8 +152,8 @@ WRONG = {
         '    File "pkg/broken.py", line 1, in <module>\n'
         "      import no_such_package\n"
         "  ModuleNotFoundError: No module named 'no_such_package'\n"
-        '  if no-such-package is a package of others: write "no-such-package" into requirements.in, and run bazel run '
-        "@stagec//:lock -- requirements.in\n"
+        "  if no_such_package is a package of others: find out which package brings it, and write that into "
+        "requirements.in, and run bazel run @stagec//:lock -- requirements.in\n"
         "  if it is a file of the workspace: name it in deps of aot_manifest in BUILD, such as "
         '"//FOLDER:no_such_package.py"\n',
     ),
@@ -253,7 +253,12 @@ LOCK = "and run bazel run @stagec//:lock -- requirements.in"
             "import skopt.plots",
             f'it is of the package scikit-optimize: write "scikit-optimize" into requirements.in, {LOCK}',
         ),
-        ("import needy", f'it is of the package lacking: write "lacking" into requirements.in, {LOCK}'),
+        ("import needy", f"write the package that brings it into requirements.in, {LOCK}"),
+        (
+            "import code.models.net",
+            "Python's own module code hides the folder code: rename the folder; or write models, and in aot_manifest "
+            'the way from BUILD to the folder, such as imports = ["../code"]',
+        ),
         (
             "import jax.no_such_module",
             "the jax of the lock has no jax.no_such_module: write another version into requirements.in",

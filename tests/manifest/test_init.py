@@ -3,16 +3,19 @@
 Modules: `cli/init.py`, `core/builds/distributions.py`, `manifest/inference.py`, `manifest/workspace.py`.
 """
 
+import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from tests.building import ROOT, stagec
+from tests.building import COMPILER, ROOT, stagec
 
 HEAD = '[manifest]\nname = "models"\nversion = "0.1.0"\n\n'
 
@@ -415,7 +418,7 @@ def test_a_package_of_another_name_than_its_module(tmp_path: Path) -> None:
         def predict(n: int): ...
         """
     init(tmp_path, "models/net.py:predict", files={"models/net.py": source})
-    assert (tmp_path / "requirements.in").read_text().split() == [
+    assert (tmp_path / "requirements.in").read_text().split("\n#? ")[0].split() == [
         "opencv-python-headless",
         "orbax-checkpoint",
         "orbax-export",
@@ -423,9 +426,144 @@ def test_a_package_of_another_name_than_its_module(tmp_path: Path) -> None:
         "protobuf",
         "pyyaml",
         "scikit-learn",
-        "some-library",
         "tensorflow-probability",
     ]
+
+
+QUESTION = (
+    '#? {0}: models/net.py imports it. Write here "PACKAGE  # {0}", the package that brings it; for a module of '
+    "your own, delete this line, and name its files in deps of aot_manifest\n"
+)
+
+
+def test_a_module_that_no_package_is_known_to_bring_is_asked_for(tmp_path: Path) -> None:
+    """The package of its name may be anybody's: aqt, of aqtp, is a program for flash cards on an index."""
+    source = "import aqt.jax, flax, jax\ndef predict(n: int): ...\ndef train(n: int): ..."
+    done = init(tmp_path, "models/net.py:predict", files={"models/net.py": source})
+    asked = tmp_path / "requirements.in"
+    assert asked.read_text() == "flax\n" + QUESTION.format("aqt")
+    assert done.stdout.partition("First:\n")[2].splitlines()[:2] == [
+        "  requirements.in: write which package brings aqt, as the file says",
+        "  bazel run @stagec//:lock -- requirements.in",
+    ]
+    for answer in (asked.read_text(), "flax\naqtp>=0.8  # aqt\n", "flax\naqt\n"):
+        asked.write_text(answer)
+        shutil.rmtree(tmp_path / "models")
+        done = init(tmp_path, "models/net.py:train", files={"models/net.py": source})
+        assert (done.returncode, asked.read_text()) == (0, answer), done.stderr
+        assert ("write which package brings aqt" in done.stdout) == answer.endswith("aot_manifest\n")
+
+
+def test_a_module_that_is_installed_from_an_index_is_known(tmp_path: Path) -> None:
+    """But not one that was installed from a folder: it is not what an index has by its name."""
+    site = tmp_path / "site-packages"
+    for module, package, more in (("aqt", "aqtp", {}), ("ours", "ours", {"direct_url.json": '{"url": "file:///x"}'})):
+        for file, text in {"METADATA": f"Name: {package}\n", "top_level.txt": f"{module}\n", **more}.items():
+            (site / f"{package}-1.dist-info" / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / f"{package}-1.dist-info" / file).write_text(text)
+    ask = "import sys; sys.path.append(sys.argv[1]); from stagec.core.builds.distributions import of_import"
+    told = [sys.executable, "-B", "-c", f"{ask}; print(of_import('aqt.jax'), of_import('ours'))", site]
+    done = subprocess.run(told, env={**os.environ, "PYTHONPATH": str(COMPILER)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "aqtp None\n"), done.stderr
+
+
+def test_modules_of_the_workspace_are_no_packages_of_others(tmp_path: Path) -> None:
+    """Wherever they are: in a namespace package, or where another folder is the one that modules are imported from."""
+    files = {
+        "models/net.py": "import team.layers, team, optax\nfrom python.nets import mlp\ndef predict(n: int): ...",
+        "libs/team/layers.py": "import other_team.norm",
+        "shared/other_team/norm.py": "",
+        "python/nets/mlp/__init__.py": "",
+        "venv/pyvenv.cfg": "",
+        "venv/lib/optax/__init__.py": "",
+        "build/lib/optax/__init__.py": "",
+    }
+    done = init(tmp_path, "models/net.py:predict", files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "requirements.in").read_text() == "optax\n"
+    labels = ["//libs/team:layers.py", "//python/nets/mlp:__init__.py", "//shared/other_team:norm.py"]
+    rule = f'deps = glob(["*.py"]) + {json.dumps(labels)}, imports = ["../libs", "../shared"])\n'
+    assert (tmp_path / "models" / "BUILD").read_text().endswith(rule)
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "table"),
+    [
+        (
+            "class Net:\n    def predict(self, x: Float[Array, '3'], n: int): ...\nnet = Net()",
+            "net.predict",
+            'args = ["f32[3]", "i32[]"]\n',
+        ),
+        (
+            "class Net:\n    @staticmethod\n    def predict(n: int, *, m: int): ...",
+            "Net.predict",
+            'args = ["i32[]"]\nkwargs = { m = "i32[]" }\n',
+        ),
+        (
+            "class Net:\n    def predict(self, x, /, n): ...\ndef predict_avals(): ...\nnet: Net = Net()",
+            "net.predict",
+            'avals = "models.net:predict_avals"\n',
+        ),
+        (
+            "from models.nets import Net\nnet = Net()",
+            "net.predict",
+            "# models/net.py does not say what each argument is. Write dtype and shape\n",
+        ),
+    ],
+    ids=["object", "class", "avals", "elsewhere"],
+)
+def test_a_method_of_an_object(tmp_path: Path, source: str, function: str, table: str) -> None:
+    text = written(tmp_path, source, function=function)
+    assert text.startswith(f'[functions.predict]\nentry = "models.net:{function}"\n{table}')
+
+
+def test_names_that_a_manifest_cannot_have_get_others(tmp_path: Path) -> None:
+    """aot_manifest declares targets of these names, so one such function would have the whole package fail to load."""
+    names = ("image", "push", "serve", "aot", "predict")
+    source = "\n".join(f"def {name}(n: int): ..." for name in names)
+    done = init(tmp_path, *(f"models/net.py:{name}" for name in names), files={"models/net.py": source})
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "models" / "models.toml").read_text()
+    assert re.findall(r"^\[functions\.(\w+)\]", text, re.MULTILINE) == [
+        *("net_image", "net_push", "net_serve", "net_aot", "predict"),
+    ]
+    assert stagec("plan", "models/models.toml", cwd=tmp_path).returncode == 0
+    done = init(tmp_path, "models/more.py:Predict", files={"models/more.py": "def Predict(n: int): ..."})
+    assert "give this one another name: --name more_Predict" in done.stderr
+
+
+def test_data_that_a_file_names(tmp_path: Path) -> None:
+    source = """
+        import os, pathlib
+        import numpy as np
+        HERE = pathlib.Path(__file__).parent
+        TABLE = np.load(HERE / "tables" / "a.npy")
+        WORDS = open("shared/words.txt").read()
+        JOINED = os.path.join(os.path.dirname(__file__), "tables", "b.npy")
+        OTHERS = "../elsewhere/out.txt", "../../elsewhere/out.txt", "no.txt", "models/net.py", "tables"
+        def predict(n: int): return TABLE
+        """
+    files = {"models/net.py": source, "models/tables/a.npy": "", "models/tables/b.npy": "", "shared/words.txt": ""}
+    outside = tmp_path.parent / "elsewhere" / "out.txt"
+    outside.parent.mkdir(exist_ok=True)
+    outside.touch()
+    done = init(tmp_path, "models/net.py:predict", files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    rule = 'deps = glob(["*.py"]), data = ["tables/a.npy", "tables/b.npy", "//shared:words.txt"])\n'
+    assert (tmp_path / "models" / "BUILD").read_text().endswith(rule)
+    assert (tmp_path / "shared" / "BUILD").read_text() == 'exports_files(["words.txt"])\n'
+
+
+def test_a_file_below_a_folder_that_has_the_name_of_a_module_of_python(tmp_path: Path) -> None:
+    files = {"code/models/net.py": "from models import layers\ndef predict(n: int): ...", "code/models/layers.py": ""}
+    done = init(tmp_path, "code/models/net.py:predict", files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'entry = "models.net:predict"\n' in (tmp_path / "code" / "models" / "models.toml").read_text()
+    rule = 'aot_manifest(name = "models", deps = glob(["*.py"]), imports = [".."])\n'
+    assert (tmp_path / "code" / "models" / "BUILD").read_text().endswith(rule)
+    done = init(tmp_path, "code/token.py:predict", files={"code/token.py": "def predict(n: int): ..."})
+    said = 'code/token.py: "token" cannot be imported: Python has a module of this name\n  give the file another name\n'
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_lock_that_has_the_module_of_another_package_lacks_nothing(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_a_file_that_changes_after_its_weights_were_checked(
 def words(built: Path) -> list[str | Path]:
     """The arguments of the bundle command for the function `apply`, without its weights."""
     stem = built.parent / "m.apply"
-    return ["--name", "m", "--version", "1", "--export", f"m.apply={stem}.exported={stem}.spec={stem}.exported.json"]
+    return ["--name", "m", "--version", "1", "--export", f"m.apply:{stem}.exported:{stem}.spec:{stem}.exported.json"]
 
 
 def test_everything_that_is_wrong_with_weights_is_told(built: Path, tmp_path: Path) -> None:

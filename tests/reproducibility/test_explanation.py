@@ -287,12 +287,12 @@ def test_a_portable_artifact_without_a_description(small: Path, tmp_path: Path) 
 
 
 def test_a_bundle_of_artifacts_without_descriptions(small: Path, tmp_path: Path) -> None:
-    exports = [part for n in ("f", "bits") for part in ("--export", f"m.{n}={small}/m.{n}.exported={small}/m.{n}.spec")]
+    exports = [part for n in ("f", "bits") for part in ("--export", f"m.{n}:{small}/m.{n}.exported:{small}/m.{n}.spec")]
     stems = [(name, small / name) for name in ("m.f.cpu.batch3", "m.bits.cpu")]
     executables = [
         part
         for name, stem in stems
-        for part in ("--executable", f"{name}={stem}.xla={stem}.json={stem}.stablehlo.mlirbc")
+        for part in ("--executable", f"{name}:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc")
     ]
     checked("bundle", "--name", "m", "--version", "1", "--output", tmp_path / "m.aot", *exports, *executables)
     assert explain(tmp_path / "m.aot", small / "m.aot")[0] == 0
@@ -308,7 +308,7 @@ def test_a_bundle_is_the_same_with_another_patch_release_of_the_interpreter(smal
         bundles.append(tmp_path / f"{number}.aot")
         words: list[str | Path] = [
             "--export",
-            f"m.f={small}/m.f.exported={small}/m.f.spec={described}",
+            f"m.f:{small}/m.f.exported:{small}/m.f.spec:{described}",
             "--output",
             bundles[-1],
         ]
@@ -323,7 +323,7 @@ def test_a_bundle_is_the_same_with_another_patch_release_of_the_interpreter(smal
         "--output",
         tmp_path / "x.aot",
         "--export",
-        f"m.f={small}/m.f.exported={small}/m.f.spec={small}/m.bits.exported.json",
+        f"m.f:{small}/m.f.exported:{small}/m.f.spec:{small}/m.bits.exported.json",
     )
     assert (again.returncode, again.stderr) == (
         2,

@@ -32,10 +32,10 @@ def reproduce(
     words = []
     for name in exports:
         stem = artifacts / f"m.{name}"
-        words += ["--export", f"m.{name}={stem}.spec={stem}.exported={stem}.exported.json"]
+        words += ["--export", f"m.{name}:{stem}.spec:{stem}.exported:{stem}.exported.json"]
     for name in executables:
         stem = artifacts / f"m.{name}"
-        words += ["--executable", f"m.{name}=m.{EXECUTABLES[name]}={stem}.spec={stem}.xla={stem}.json"]
+        words += ["--executable", f"m.{name}:m.{EXECUTABLES[name]}:{stem}.spec:{stem}.xla:{stem}.json"]
     return stagec("reproduce", *words, "--import-root", root, *more)
 
 

@@ -88,7 +88,8 @@ def _own_inputs(action):
     ])
 
 def _option(action, name):
-    return [action.argv[i + 1] for i in range(len(action.argv) - 1) if action.argv[i] == name]
+    values = [action.argv[i + 1] for i in range(len(action.argv) - 1) if action.argv[i] == name]
+    return values + [word[len(name) + 1:] for word in action.argv if word.startswith(name + "=")]
 
 def _export_test_impl(ctx):
     target = ctx.attr.target

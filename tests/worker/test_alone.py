@@ -40,7 +40,7 @@ def alone(root: Path, sandbox: Path, source: str) -> tuple[int, str]:
     for path in declared:
         (sandbox / path).parent.mkdir(exist_ok=True)
         (sandbox / path).symlink_to(root / path)
-    words = [*export("m.changing"), "--sources", "models/changing.py", "--unread", "bazel-out/unread"]
+    words = [*export("m.changing"), "--source", "models/changing.py", "--unread", "bazel-out/unread"]
     (sandbox / "bazel-out" / "0.params").write_text("\n".join(words))
     done = subprocess.run(
         [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), "export", "@bazel-out/0.params"],

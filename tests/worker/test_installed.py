@@ -155,6 +155,6 @@ def test_an_action_of_a_worker_sees_it(installed: Path, tmp_path: Path, way: str
     )
     write_specs("models/m.toml", tmp_path, tmp_path)
     words = ["--output", "m.f.exported", "--description", "m.f.json", "--unread", "unread", "--declared", "unread"]
-    words += ["--sources", "models/f.py", "--spec", "m.f.spec", "--import-root", "."]
+    words += ["--source", "models/f.py", "--spec", "m.f.spec", "--import-root", "."]
     with Worker("export", tmp_path, before=where(way), packages=installed / "environment" / "site-packages") as worker:
         assert worker.ask(words, ["models/f.py", "m.f.spec"]) == (0, "")

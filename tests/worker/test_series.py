@@ -103,7 +103,7 @@ def compiling(name: str, out: str) -> list[str]:
     return [*words, "--spec", f"bazel-out/{name}.spec", "--exported", f"bazel-out/{EXECUTABLES[name]}.exported"]
 
 
-def compile_(worker: Worker, name: str, series: Sequence[str] = ("--series", "m cpu")) -> tuple[int, str]:
+def compile_(worker: Worker, name: str, series: Sequence[str] = ("--series=m cpu",)) -> tuple[int, str]:
     inputs = [f"bazel-out/{name}.spec", f"bazel-out/{EXECUTABLES[name]}.exported"]
     return worker.ask([*compiling(name, "bazel-out/out"), *series], inputs)
 
@@ -113,8 +113,8 @@ def evil(worker: Worker, root: Path, source: str, name: str = "evil") -> tuple[i
     module, spec = f"models/{name}.py", f"bazel-out/m.{name}.spec"
     (root / module).write_text(f"import os, threading, time\n{source}\ndef f(x):\n    return x\n")
     words = ["--output", "bazel-out/evil", "--description", "bazel-out/evil.json", "--import-root", "."]
-    words += ["--spec", spec, "--sources", module, "--unread", "bazel-out/evil.unread"]
-    return worker.ask([*words, "--series", "evil"], [module, spec])
+    words += ["--spec", spec, "--source", module, "--unread", "bazel-out/evil.unread"]
+    return worker.ask([*words, "--series=evil"], [module, spec])
 
 
 def forks(worker: Worker) -> set[int]:
@@ -152,7 +152,7 @@ def test_without_a_series_no_process_stays(compiling_worker: Worker) -> None:
 def test_another_series_has_another_process(compiling_worker: Worker) -> None:
     processes = []
     for series in ("m cpu", "m other", "m cpu"):
-        assert compile_(compiling_worker, "m.solve.cpu", ("--series", series)) == (0, "")
+        assert compile_(compiling_worker, "m.solve.cpu", (f"--series={series}",)) == (0, "")
         processes += forks(compiling_worker)
     assert len(processes) == len(set(processes)) == 3
 

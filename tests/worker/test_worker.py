@@ -163,7 +163,7 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path, way: str) -> 
     assert sum(seconds for _, _, seconds in profile["phases"]) == pytest.approx(profile["seconds"], abs=0.001)
     assert 50 << 20 < profile["max_rss"] < 1 << 30
     words = ["--name", "m", "--version", "1"]
-    words += ["--export", f"m.solve={alone}/m.solve.exported=bazel-out/m.solve.spec={alone}/m.solve.exported.json"]
+    words += ["--export", f"m.solve:{alone}/m.solve.exported:bazel-out/m.solve.spec:{alone}/m.solve.exported.json"]
     checked("bundle", *words, "--output", f"{alone}/m.aot", cwd=root)
     with Worker("bundle", root, before=before) as bundler:
         assert bundler.ask([*words, "--output", "bazel-out/m.aot"]) == (0, "")

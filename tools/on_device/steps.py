@@ -371,8 +371,8 @@ def _tuned(folder: Path, out: Path, name: str, results: str) -> Path | str:
     done = _stagec("compile", *words, *outputs, out=out)
     if done.returncode:
         return _said(done.stderr)
-    export = f"on_device.{name}={stem}.exported={stem}.spec={stem}.exported.json"
-    executable = f"on_device.{name}.device={tuned['xla']}={tuned['json']}={tuned['mlirbc']}"
+    export = f"on_device.{name}:{stem}.exported:{stem}.spec:{stem}.exported.json"
+    executable = f"on_device.{name}.device:{tuned['xla']}:{tuned['json']}:{tuned['mlirbc']}"
     words = ["--name", "on_device", "--version", "1.0.0", "--output", tuned["aot"]]
     done = _stagec("bundle", *words, "--export", export, "--executable", executable, out=out)
     return _said(done.stderr) if done.returncode else tuned["aot"]

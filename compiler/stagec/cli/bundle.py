@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer, Options, Sums, on_disk, read, read_text, read_weights, split, write_parts
+from stagec.cli.files import Answer, Options, Sums, on_disk, pair, read, read_text, read_weights, split, write_parts
 from stagec.core.telling.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ OPTIONS = {
     "--name NAME": "the manifest's name",
     "--version VERSION": "the manifest's version",
     "--output OUTPUT": "where to write the bundle",
-    "[--export NAME=FILE=SPEC[=DESCRIPTION]]...": "an exported artifact, its function's spec and what it was made from",
-    "[--executable NAME=FILE=DESCRIPTION=MODULE]...": "an executable, its description and its StableHLO module",
+    "[--export NAME:FILE:SPEC[:DESCRIPTION]]...": "an exported artifact, its function's spec and what it was made from",
+    "[--executable NAME:FILE:DESCRIPTION:MODULE]...": "an executable, its description and its StableHLO module",
     "[--weights NAME=FILE]...": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
     "[--external-weights NAME=FILE.json]...": "one that stays beside the bundle, as stagec describe-weights has it",
     "[--serves jaxlib==VERSION]...": "a jaxlib of the fleet: without an executable of it, no bundle is written",
@@ -39,7 +39,7 @@ def run(options: Options) -> Answer:
         from stagec.bundle.archive import INDEX, content, pieces
         from stagec.bundle.writing import Member, gather
 
-    given = [split(text, 4 if text.count("=") > 2 else 3) for text in options.export]
+    given = [split(text, 4 if text.count(":") > 2 else 3) for text in options.export]
     exports = {name: on_disk(path) for name, path, *_ in given}
     function_specs = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
     descriptions = {name: read(path) for name, _, _, *described in given for path in described}
@@ -86,7 +86,7 @@ def _described(given: list[str]) -> dict[str, Description]:
     from stagec.bundle.external import Description
 
     described = {}
-    for name, path in (split(text, 2) for text in given):
+    for name, path in map(pair, given):
         with blaming(path, what="not the description of a file of weights: "):
             described[name] = Description.from_json(read(path))
     return described

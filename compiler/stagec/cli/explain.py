@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, split
+from stagec.cli.files import Answer, Options, pair, split
 from stagec.cli.options import MANIFEST_IMPORT_ROOTS, PLUGINS
 
 OPTIONS = {
@@ -14,7 +14,7 @@ OPTIONS = {
     "second": "another artifact of the same kind, a bundle that has one, or a manifest",
     **MANIFEST_IMPORT_ROOTS,
     **PLUGINS,
-    "[--environment NAME=PYTHON=PATH]...": "an environment that compiles executables of the inputs that a "
+    "[--environment NAME:PYTHON:PATH]...": "an environment that compiles executables of the inputs that a "
     "Bazel target names: Python, and its path",
 }
 
@@ -24,7 +24,7 @@ def run(options: Options) -> Answer:
 
     # What a plugin's executables are made from is its version too; but tracing would import it, and show that.
     packages = list(sys.path)
-    plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
+    plugins = {platform: Path(folder).absolute() for platform, folder in map(pair, options.plugin)}
     sys.path += map(str, plugins.values())
     environments = {name: (python, path) for name, python, path in (split(text, 3) for text in options.environment)}
     roots = options.import_root or ["."]

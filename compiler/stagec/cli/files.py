@@ -84,7 +84,7 @@ def read_weights(given: Sequence[str]) -> dict[str, dict[str, Tensor]]:
     from stagec.bundle import safetensors
 
     weights = {}
-    for name, path in (split(text, 2) for text in given):
+    for name, path in map(pair, given):
         with blaming(path, what="not a safetensors file: "):
             weights[name] = safetensors.read(path)
     return weights
@@ -101,11 +101,23 @@ def read_arrays(path: str) -> dict[str, Any]:
         raise StagecError(Problem(path, "", "not an .npz file of plain arrays", "write it with numpy.savez")) from error
 
 
+def pair(text: str) -> tuple[str, str]:
+    """Return the name and the value of an option that is `NAME=VALUE`. Raises StagecError."""
+    name, divided, value = text.partition("=")
+    if not divided:
+        raise mistake(f"{text!r} has no '=': write NAME=VALUE")
+    return name, value
+
+
 def split(text: str, parts: int) -> list[str]:
-    """Return the values of an option that is `A=B=...`, as many as `parts`. Raises StagecError."""
-    values = text.split("=")
+    """Return the values of an option that is `A:B:...`, as many as `parts`; the last may have more of ':'.
+
+    Bazel gives them in one word, which begins with the option: a word that begins with @ would be a file of words. No
+    path of Bazel's has ':'. Raises StagecError.
+    """
+    values = text.split(":", parts - 1)
     if len(values) != parts:
-        raise mistake(f"{text!r} has {len(values)} parts divided by '='; expected {parts}")
+        raise mistake(f"{text!r} has {len(values)} parts divided by ':'; expected {parts}")
     return values
 
 

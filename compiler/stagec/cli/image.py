@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, Options, on_disk, read, split, write_below
+from stagec.cli.files import Answer, Options, on_disk, pair, read, write_below
 from stagec.core.telling.errors import Problem, StagecError, mistake
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def layout_of(options: Options, container: bool, server: Server | None = None) -
 
     archive = Archive(options.bundle)
     bundle = layout.FileOf(options.bundle, archive.sha256(), Path(options.bundle).stat().st_size)
-    given = dict(split(text, 2) for text in options.weights_file)
+    given = dict(map(pair, options.weights_file))
     listed = archive.index.get("weights_files", {})
     weights = {name: given.get(name, str(Path(options.bundle).parent / name)) for name in listed}
     for name, path in weights.items():

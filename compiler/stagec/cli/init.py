@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stagec.manifest.inference import Function
 
 OPTIONS = {
-    "functions ...": value("what to build, such as models/net.py:predict", metavar="FILE.py:FUNCTION"),
+    "functions ...": value("what to build, such as net.py:predict or net.py:object.method", metavar="FILE.py:FUNCTION"),
     "[--name NAME]": "what the manifest calls the function, if it has another one of its name (default: its own)",
     "[--args TOML]": 'the positional arguments, as in a manifest: \'[{ w = "f32[3]" }, "f32[n,3]"]\'',
     "[--workspace FOLDER]": "the workspace, which may be empty; FILE.py is relative to it (default: the one that "
@@ -62,7 +62,8 @@ def run(options: Options) -> Answer:
             paste[file] = paste.get(file, "") + "".join(new)
         advice += changes.advice
         targets.append(target)
-    advice = sorted(dict.fromkeys(advice), key=lambda step: not step.startswith("bazel "))
+    # A lock comes before the build, and what it waits for before that.
+    advice = sorted(dict.fromkeys(advice), key=lambda step: (".in: " not in step, not step.startswith("bazel ")))
     command = f"{_bazel(stagec)} build {' '.join(dict.fromkeys(targets))}"
     value = {"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command}
     lines = [f"{what:<8}  {written}" for written, what in done.items()]
@@ -98,7 +99,7 @@ def _manifests_name(name: str) -> str:
 
 def _named(text: str) -> tuple[str, str]:
     file, colon, name = text.rpartition(":")
-    if not colon or not name.isidentifier():
+    if not colon or not name.isascii() or not all(map(str.isidentifier, name.split("."))) or name.count(".") > 1:
         what = f'"{text}" does not name a function'
         raise mistake(what, "write FILE.py:FUNCTION, such as models/net.py:predict")
     return file, name

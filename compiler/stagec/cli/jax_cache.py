@@ -13,7 +13,7 @@ from stagec.core.telling.errors import Problem, StagecError, blaming
 
 OPTIONS = {
     "[--manifest MANIFEST]": value("what messages call the manifest", ""),
-    "[--entry NAME=ENTRY=EXECUTABLE]...": "an executable of the manifest, and the two files that stagec "
+    "[--entry NAME:ENTRY:EXECUTABLE]...": "an executable of the manifest, and the two files that stagec "
     "compile --jax-key wrote",
     "[--layer FILE]": "where to write the folder as a .tar file, for an image",
     "--output FOLDER": "the folder to write",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagec.cli.files import Answer, Options, split
+from stagec.cli.files import Answer, Options, pair
 from stagec.cli.image import CONTENT, layout_of
 from stagec.cli.options import value
 
@@ -22,7 +22,7 @@ def run(options: Options) -> Answer:
     from stagec.bundle.registry import Reference
 
     archive = Archive(options.bundle)
-    limits = dict(split(text, 2) for text in options.limit)
+    limits = dict(map(pair, options.limit))
     image = f"{Reference.read(options.image).repository}@{layout_of(options, container=True).image['digest']}"
     text = manifests(archive.index, archive.sha256(), image, options.server, options.name, limits, options.kserve)
     return Answer({"image": image, "manifests": text}, text)

@@ -49,7 +49,7 @@ MANIFEST_IMPORT_ROOTS = {
 }
 """Of a command that people give a manifest."""
 SOURCES = {
-    "[--sources [FILE ...]]": value("files that the model may read", []),
+    "[--source FILE]...": "a file that the model may read",
     "[--names FILE]": "a file with the names of more of these, one a line",
     "[--imports FILE]": "what `stagec imports` wrote of the function",
     "[--unread FILE]": "where to write which of these it did not read, one a line",
@@ -77,7 +77,7 @@ def telling_unread(options: Options) -> Iterator[None]:
 
     reads = Reads()
     yield
-    lines = reads.unread([*options.sources, *(read_text(options.names).splitlines() if options.names else ())])
+    lines = reads.unread([*options.source, *(read_text(options.names).splitlines() if options.names else ())])
     if options.names:
         looked = imports.from_json(read_text(options.imports))
         own = [value for value in vars(options).values() if isinstance(value, str)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, split
+from stagec.cli.files import Answer, Options, pair, split
 from stagec.cli.options import IMPORT_ROOTS, PLUGINS
 
 OPTIONS = {
-    "[--export NAME=SPEC=FILE=DESCRIPTION]...": "an exported artifact",
+    "[--export NAME:SPEC:FILE:DESCRIPTION]...": "an exported artifact",
     "[--lowered NAME=FILE]...": "what JAX lowered for devices beside the exported artifact of that name",
-    "[--executable NAME=EXPORT=SPEC=FILE=DESCRIPTION]...": "an executable, with the name of its export",
+    "[--executable NAME:EXPORT:SPEC:FILE:DESCRIPTION]...": "an executable, with the name of its export",
     "[--executables-only]": "trace nothing again, as the packages to do so are not here",
     **IMPORT_ROOTS,
     **PLUGINS,
@@ -22,13 +22,13 @@ def run(options: Options) -> Answer:
     from stagec.reports.reproducibility import Executable, Export, reproduce
 
     exports, executables = [], []
-    lowered = {name: Path(file).absolute() for name, file in (split(text, 2) for text in options.lowered)}
+    lowered = {name: Path(file).absolute() for name, file in map(pair, options.lowered)}
     for name, *files in (split(text, 4) for text in options.export):
         spec, exported, description = (Path(file).absolute() for file in files)
         exports.append(Export(name, spec, exported, description, lowered.get(name)))
     for name, export, *files in (split(text, 5) for text in options.executable):
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
-    plugins = {platform: Path(folder).absolute() for platform, folder in (split(text, 2) for text in options.plugin)}
+    plugins = {platform: Path(folder).absolute() for platform, folder in map(pair, options.plugin)}
     retrace = not options.executables_only
     with Progress("reproduce", 2 * (len(exports) * retrace + len(executables))) as progress:
         differences, count = reproduce(

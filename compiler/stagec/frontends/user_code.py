@@ -55,6 +55,8 @@ def load_entry(entry: str, file: str, key: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             write = "write the module as it is imported from the workspace root, and name its file in deps"
+            if "." in error.name and error.name.partition(".")[0] in sys.stdlib_module_names:
+                write = hidden(module_name)
             raise StagecError(Problem(file, key, f"no module {error.name!r}", write)) from error
         raise _raised(error, f"importing {module_name} raised", file, key) from error
     except KeyboardInterrupt:
@@ -145,13 +147,17 @@ def _missing_module(name: str, importer: Path | None, manifest: str) -> list[str
     top, _, inside = name.partition(".")
     parents = _folders(name.rpartition(".")[0]) if inside else []
     package = distributions.of_import(name)
-    lock = f'write "{package}" into requirements.in, and run {distributions.LOCK_COMMAND} requirements.in'
+    again = f"into requirements.in, and run {distributions.LOCK_COMMAND} requirements.in"
     if parents and not any(map(is_users, parents)):
-        return [f"the {package} of the lock has no {name}: write another version into requirements.in"]
+        return [f"the {package or top} of the lock has no {name}: write another version into requirements.in"]
     if parents:
         return [_name_in("deps", Path(f"{name.replace('.', '/')}.py"), manifest)]
-    if importer is None or name in distributions.NAMES or top in distributions.NAMES:
-        return [f"it is of the package {package}: {lock}"]
+    if inside and top in sys.stdlib_module_names:
+        return [hidden(name)]
+    if package and (importer is None or name in distributions.NAMES or top in distributions.NAMES):
+        return [f'it is of the package {package}: write "{package}" {again}']
+    if importer is None:
+        return [f"write the package that brings it {again}"]
     if there := _module_in(importer.parent, top):
         path = Path(_displayed(str(importer))).with_name(there)
         dotted = ".".join([*path.parent.parts, top])
@@ -162,10 +168,20 @@ def _missing_module(name: str, importer: Path | None, manifest: str) -> list[str
         if there := _module_in(real.parents[len(inside_workspace.parts) - 1] / folder, top):
             file = folder / (there if there.endswith(".py") else f"{there}/NAME.py")
             return [_name_in("deps", file, manifest)]
+    what = f'write "{package}"' if package else "find out which package brings it, and write that"
     return [
-        f"if {package} is a package of others: {lock}",
+        f"if {package or top} is a package of others: {what} {again}",
         f'if it is a file of the workspace: name it in deps of aot_manifest in BUILD, such as "//FOLDER:{top}.py"',
     ]
+
+
+def hidden(module: str) -> str:
+    """Return the advice for a module below a folder that has the name of a module of Python's library."""
+    top, _, below = module.partition(".")
+    return (
+        f"Python's own module {top} hides the folder {top}: rename the folder; or write {below}, and in aot_manifest "
+        f'the way from BUILD to the folder, such as imports = ["../{top}"]'
+    )
 
 
 def _missing_file(filename: object, importer: Path, manifest: str) -> str:

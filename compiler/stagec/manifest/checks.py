@@ -22,32 +22,6 @@ MOST_EXECUTABLES = 10_000
 """The most executables of a manifest: planning them takes seconds, and one bundle needs no more."""
 MOST_SHAPES = 500_000
 """The most symbolic shapes of arguments, each in all its buckets, of a manifest: checking them takes seconds."""
-_MACRO_TARGETS = (
-    "autotune",
-    "baseline_test",
-    "container",
-    "explain",
-    "golden_cuda_optimized_test",
-    "golden_cuda_test",
-    "golden_test",
-    "golden_tpu_optimized_test",
-    "golden_tpu_test",
-    "image",
-    "imports",
-    "jax_cache",
-    "kubernetes",
-    "latency",
-    "provenance",
-    "push",
-    "report",
-    "reproducibility_test",
-    "serve",
-    "sign",
-    "size_test",
-    "update_baseline",
-)
-"""Names of other targets that the macro `aot_manifest` declares, after the manifest's name and a dot."""
-
 _Location: TypeAlias = tuple[str | int, ...]
 _Report: TypeAlias = Callable[[_Location, str, str], Problem]
 """Makes the problem at a location below the function, from the fault and the correction."""
@@ -491,7 +465,7 @@ def _collisions(manifest: Manifest) -> Iterator[Problem]:
             if name in reserved[table]:
                 what = f'"{name}" is the ending of files that stagec writes'
                 yield Problem(manifest.file, location, what, f"give the {table.removesuffix('s')} another name")
-            if table == "functions" and name in _MACRO_TARGETS:
+            if table == "functions" and name in naming.MACRO_TARGETS:
                 what = f'aot_manifest declares another target "{manifest.header.name}.{name}"'
                 yield Problem(manifest.file, location, what, "give the function another name")
             other = seen.setdefault(name.lower(), written)

@@ -7,14 +7,16 @@ annotations (jaxtyping's, https://docs.kidger.site/jaxtyping/api/array/); librar
 from __future__ import annotations
 
 import ast
+import functools
 import keyword
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stagec.core.builds import distributions
+from stagec.core.builds import distributions, naming
 from stagec.core.data import reading
 from stagec.core.sizes import expressions
 from stagec.core.sizes.avals import AvalError, dimension_variables, parse_aval
@@ -39,6 +41,10 @@ _DTYPES = {
 }
 """jaxtyping's names, and JAX's default dtypes for them."""
 _SCALARS = {"float": "f32[]", "int": "i32[]", "bool": "bool[]", "complex": "c64[]", "PRNGKeyArray": "key<fry>[]"}
+_LONGEST_NAME = 255
+"""Bytes of a path that may name a file."""
+_MOST_PARTS = 20
+"""Of a path that is written as an expression."""
 _LARGEST = 1 << 24
 """Bytes of a Python file (16 MiB)."""
 _KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
@@ -49,14 +55,17 @@ _KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
 class Function:
     """The facts about a function in its Python file.
 
-    module: as it is imported. name: of the function. called: in the manifest; "" is its name.
+    module: as it is imported. name: of the function, `object.method` for one of an object. called: in the manifest; "":
+    as `key` says.
     avals: name of the object in the same module that describes all arguments; "" without.
     arguments: name of each positional argument -> its tree of avals; None if the file does not describe it.
     by_keyword: the same of keyword-only parameters without a default.
     dimensions: names of symbolic dimensions.
     libraries: the packages from an index that the file and its imports in the workspace need, by distribution, sorted.
-    files: the files of the workspace that it imports, itself included. beside: whether it imports files beside it as
-    top-level modules, as a script does.
+    strangers: modules that are neither the workspace's nor known to be of a package, each with a file that imports it.
+    files: the files of the workspace that it imports, itself included. roots: folders of the workspace, besides the
+    workspace itself, that modules are imported from, as a script imports the files beside it. data: the files of the
+    workspace that strings of these modules name.
     """
 
     module: str
@@ -66,14 +75,27 @@ class Function:
     by_keyword: Mapping[str, object] = field(default_factory=dict)
     dimensions: Sequence[str] = ()
     libraries: Sequence[str] = ()
+    strangers: Mapping[str, Path] = field(default_factory=dict)
     files: Sequence[Path] = ()
-    beside: bool = False
+    roots: Sequence[Path] = ()
+    data: Sequence[Path] = ()
     called: str = ""
 
     @property
+    def plain(self) -> str:
+        """Its name, without that of an object."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def key(self) -> str:
-        """The name of its table in the manifest."""
-        return self.called or self.name
+        """The name of its table in the manifest: its own, but where `aot_manifest` has another target of that name."""
+        reserved = self.plain in (*naming.MACRO_TARGETS, "aot")
+        return self.called or (self.other_name if reserved else self.plain)
+
+    @property
+    def other_name(self) -> str:
+        """A name for a manifest that has another function of its name."""
+        return f"{self.module.rpartition('.')[2]}_{self.name.replace('.', '_')}"
 
     @property
     def entry(self) -> str:
@@ -92,21 +114,35 @@ def function(root: Path, file: str, name: str) -> Function:
 
     Raises StagecError, with one problem, if there is no such file or function, or it cannot be imported.
     """
-    defined = _defined(_parsed(root, file))
-    if name not in defined:
+    tree = _parsed(root, file)
+    defined = _defined(tree)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    first, of_object, method = name.partition(".")
+    if first not in (defined | classes if of_object else defined):
         known = [other for other in defined if not other.startswith("_")]
-        write = nearest(name, known) or "name a function that stands at the top level of the file"
-        raise StagecError(Problem(file, "", f'no function "{name}"', write))
-    libraries, files, beside = _Imports(root).of(root / file)
-    common = Function(_importable(file), name, libraries=libraries, files=files, beside=beside)
+        write = nearest(first, known) or "name a function that stands at the top level of the file"
+        raise StagecError(Problem(file, "", f'no {"object" if of_object else "function"} "{first}"', write))
+    module, top = _importable(root, file)
+    imports = _Imports(root, top)
+    files = imports.of(root / file)
+    common = Function(
+        module,
+        name,
+        libraries=sorted(imports.libraries),
+        strangers=imports.strangers,
+        files=files,
+        roots=[*imports.roots],
+        data=[*imports.data],
+    )
     describing = next(
-        (candidate for candidate in (pattern.format(name) for pattern in DESCRIBING) if candidate in defined), ""
+        (candidate for candidate in (pattern.format(common.plain) for pattern in DESCRIBING) if candidate in defined),
+        "",
     )
     if describing:
         return replace(common, avals=describing, dimensions=_symbolic(defined[describing]))
-    signature = _signature(defined, name)
+    signature = _method(defined, classes, first, method) if of_object else _signature(defined, name)
     if signature is None:
-        return common
+        return replace(common, arguments={"each argument": None} if of_object else {})
     positional = [*signature.posonlyargs, *signature.args]
     required = positional[: len(positional) - len(signature.defaults)]
     named = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
@@ -116,14 +152,22 @@ def function(root: Path, file: str, name: str) -> Function:
     return replace(common, arguments=arguments, by_keyword=by_keyword, dimensions=symbolic)
 
 
-def _importable(file: str) -> str:
-    """Return the name to import a file from the workspace. Raises StagecError if it has none."""
+def _importable(root: Path, file: str) -> tuple[str, Path]:
+    """Return the name to import a file, and the folder that it is imported from: the workspace, in general.
+
+    A module of Python's own library hides a folder of its name, so modules below are imported from that folder. Raises
+    StagecError if the file has no name.
+    """
     parts = Path(file).with_suffix("").parts
+    hidden = next((at for at, part in enumerate(parts, 1) if part not in sys.stdlib_module_names), len(parts)) - 1
     wrong = [part for part in parts if not part.isidentifier() or keyword.iskeyword(part)]
     if wrong:
         what = f'"{wrong[0]}" cannot be imported: it is not a name in Python'
         raise StagecError(Problem(file, "", what, f'call it "{re.sub(r"[^0-9A-Za-z_]", "_", wrong[0])}"'))
-    return ".".join(parts)
+    if parts[hidden] in sys.stdlib_module_names:
+        what = f'"{parts[hidden]}" cannot be imported: Python has a module of this name'
+        raise StagecError(Problem(file, "", what, "give the file another name"))
+    return ".".join(parts[hidden:]), root.joinpath(*parts[:hidden])
 
 
 def _parsed(root: Path, file: str) -> ast.Module:
@@ -170,6 +214,29 @@ def _signature(defined: Mapping[str, ast.FunctionDef | ast.expr], name: str) -> 
             case ast.Call(args=[ast.Name(id=name), *_]) | ast.Name(id=name):
                 continue
         break
+    return None
+
+
+def _method(
+    defined: Mapping[str, ast.AST], classes: Mapping[str, ast.ClassDef], name: str, method: str
+) -> ast.arguments | None:
+    """Return the parameters of a method of an object or a class, without the object; None if they are not here."""
+    match defined.get(name):
+        case ast.Call(func=ast.Name(id=of_class)) if of_class in classes:
+            bound, scope = True, classes[of_class]
+        case None if name in classes:
+            bound, scope = False, classes[name]
+        case _:
+            return None
+    for node in scope.body:
+        if isinstance(node, ast.FunctionDef) and node.name == method:
+            kinds = {kind.id for kind in node.decorator_list if isinstance(kind, ast.Name)}
+            skipped = "classmethod" in kinds or (bound and "staticmethod" not in kinds)
+            before = node.args.posonlyargs[skipped:]
+            after = node.args.args if node.args.posonlyargs else node.args.args[skipped:]
+            return ast.arguments(
+                before, after, None, node.args.kwonlyargs, node.args.kw_defaults, None, node.args.defaults
+            )
     return None
 
 
@@ -233,21 +300,26 @@ def _names(tree: object) -> list[str]:
 
 
 class _Imports:
-    """Collects the imports of a workspace's files, one file after the other."""
+    """Collects the imports of a workspace's files, one file after the other.
 
-    def __init__(self, root: Path) -> None:
+    libraries, strangers: as `Function` has them. roots, data: the same, each once; keys of a dict.
+    """
+
+    def __init__(self, root: Path, top: Path) -> None:
         self._root = root
-        self._libraries: set[str] = set()
-        self._beside = False
+        self.libraries: set[str] = set()
+        self.strangers: dict[str, Path] = {}
+        self.roots = {} if top == root else {top: None}
+        self.data: dict[Path, None] = {}
 
-    def of(self, file: Path) -> tuple[list[str], list[Path], bool]:
-        """Return the libraries, the files of the workspace, and whether some are imported from the folder of `file`."""
+    def of(self, file: Path) -> list[Path]:
+        """Return the files of the workspace that a file imports, and those that these import, itself included."""
         known = {file: None}
         for current in (waiting := [file]):  # it grows
             new = [other for other in self._read(current) if other not in known]
             known.update(dict.fromkeys(new))
             waiting += dict.fromkeys(new)
-        return sorted(self._libraries), list(known), self._beside
+        return list(known)
 
     def _read(self, file: Path) -> list[Path]:
         """Return the files of the workspace that a file imports."""
@@ -255,26 +327,76 @@ class _Imports:
             tree = _module(file)
         except (OSError, ValueError):  # the build will say so
             return []
+        self.data |= dict.fromkeys(self._named(tree, file))
         names = _imported(tree, file.relative_to(self._root))
         return [imported for name in names if (imported := self._resolve(name, file))]
 
     def _resolve(self, name: str, file: Path) -> Path | None:
-        """Find the target of an import: a file of the workspace, one beside the file, or a library."""
+        """Find the target of an import: a file of the workspace, one beside the file, or a library.
+
+        What the workspace has is never looked for on an index, where the same name is another's.
+        """
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
             return None
-        for folder in (self._root, file.parent):
+        for folder in (self._root, *self.roots, file.parent, *self._places.get(parts[0], ())):
             for end in range(len(parts), 0, -1):
                 below = folder.joinpath(*parts[:end])
                 module_file = next(
                     (module for module in (below.with_suffix(".py"), below / "__init__.py") if module.is_file()), None
                 )
                 if module_file:
-                    self._beside = self._beside or folder != self._root
+                    if folder != self._root:
+                        self.roots[folder] = None
                     return module_file
-        if not (self._root / parts[0]).is_dir():
-            self._libraries.add(distributions.of_import(name))
+        if package := distributions.of_import(name):
+            self.libraries.add(package)
+        elif parts[0] not in self._places:
+            self.strangers.setdefault(parts[0], file.relative_to(self._root))
         return None
+
+    def _named(self, tree: ast.Module, file: Path) -> Iterator[Path]:
+        """Yield the files of the workspace, besides modules, that strings of a module name: it may read them."""
+        for parts in filter(None, map(_path_in, ast.walk(tree))):
+            for folder in (file.parent, self._root):
+                named = Path(os.path.normpath(folder.joinpath(*parts)))
+                if named.is_relative_to(self._root) and named.suffix != ".py" and named.is_file():
+                    yield named
+                    break
+
+    @functools.cached_property
+    def _places(self) -> Mapping[str, Sequence[Path]]:
+        """The folders of the workspace that have a module, or a folder with modules, of a name; the nearest first."""
+        places: dict[str, dict[Path, None]] = {}
+        for path, folders, files in os.walk(self._root):
+            folder = Path(path)
+            folders[:] = sorted(name for name in folders if _may_have_modules(folder / name))
+            modules = [name.removesuffix(".py") for name in files if name.endswith(".py")]
+            for name in modules:
+                places.setdefault(name, {})[folder] = None
+            while modules and folder != self._root:
+                places.setdefault(folder.name, {})[folder.parent] = None
+                folder = folder.parent
+        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in places.items()}
+
+
+def _may_have_modules(folder: Path) -> bool:
+    """Return whether a folder may have the workspace's own modules: not what was built or installed there."""
+    if folder.name.startswith((".", "bazel-")) or folder.name in ("build", "dist", "node_modules", "site-packages"):
+        return False
+    return not any((folder / name).is_file() for name in ("pyvenv.cfg", "rules/private/manifest.bzl"))
+
+
+def _path_in(node: ast.AST) -> list[str]:
+    """Return the parts of a path that an expression may be: `"a/b"`, `folder / "a" / "b"`, `join(folder, "a", "b")`."""
+    given: list[ast.AST] = [node]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join" and node.args:
+        given = [*node.args]
+    while isinstance(given[0], ast.BinOp) and isinstance(given[0].op, ast.Div) and len(given) < _MOST_PARTS:
+        given[:1] = [given[0].left, given[0].right]
+    texts = [part.value for part in given if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    path = "/".join(texts)
+    return texts if path.isprintable() and 0 < len(path.encode()) <= _LONGEST_NAME else []
 
 
 def _imported(tree: ast.Module, file: Path) -> Iterator[str]:

@@ -30,6 +30,8 @@ build --nosandbox_debug
 """Of Bazel, for a workspace of stagec's alone: others may have larger builds, and their people chose theirs."""
 _ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
 _BUILDS = ("BUILD.bazel", "BUILD")
+QUESTION = "#?"
+"""How a line of requirements.in begins that asks for a package. It is a comment to pip; rules/private/lock.py stops."""
 _SIZES = {"batch": (1, 32), "b": (1, 32), "n": (1, 32)}
 """Sizes to start with, by the name of the dimension; others get one size."""
 
@@ -64,9 +66,10 @@ def check(root: Path, functions: Sequence[Function]) -> None:
     entries: dict[tuple[str, str], object] = {}
     for function in functions:
         manifest, _, tables = _manifest(root, function.files[0].parent)
-        table = tables.get(function.key)
-        other = entries.get((manifest, function.key)) or (table and table.get("entry", "of another entry"))
-        entries[manifest, function.key] = function.entry
+        key = function.key.lower()  # files of two names would be one where case does not count
+        table = next((table for name, table in tables.items() if name.lower() == key), None)
+        other = entries.get((manifest, key)) or (table and table.get("entry", "of another entry"))
+        entries[manifest, key] = function.entry
         if not other:
             continue
         what = f'the manifest has a function "{function.key}" already'
@@ -74,7 +77,7 @@ def check(root: Path, functions: Sequence[Function]) -> None:
         if other != function.entry:
             what, write = (
                 f"{what}, {other}",
-                f"give this one another name: --name {function.module.split('.')[-1]}_{function.name}",
+                f"give this one another name: --name {function.other_name}",
             )
         raise StagecError(Problem(manifest, f"functions.{function.key}", what, write))
 
@@ -162,7 +165,7 @@ def _arguments(manifest: str, function: Function, changes: Changes) -> Iterator[
         yield "# buckets = { batch = [1, 32] }"
     yield f"# Or name a function of {file} that returns them, as jax.eval_shape does. Numbers in it are"
     yield "# arguments too, as in jax.jit; what must stay constant goes into static:"
-    yield f'# avals = "{function.module}:{function.name}_avals"'
+    yield f'# avals = "{function.module}:{function.plain}_avals"'
 
 
 def _guess(name: str) -> str:
@@ -182,7 +185,8 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
     deep = any(path.parent != folder for path in inside)
     files = f'glob(["{"**/" * deep}*.py"])'
     labels = [_label(root, path, changes) for path in sorted({*function.files}.difference(inside))]
-    imports = 'imports = ["."]'
+    data = [_label_in(root, folder, path, changes) for path in sorted(function.data)]
+    imports = f"imports = {_toml([os.path.relpath(top, folder) for top in function.roots])}"
     file = _build_file(folder)
     path = file.relative_to(root).as_posix()
     text = _text(file)
@@ -191,12 +195,15 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
         new = [label for label in labels if f'"{label}"' not in text]
         deps += [_toml(new)] if new else []
         lacks = [f"deps = ... + {' + '.join(deps)}"] if deps else []
-        lacks += [imports] if function.beside and imports not in text else []
+        lacks += [imports] if function.roots and imports not in text else []
+        new = [label for label in data if f'"{label}"' not in text]
+        lacks += [f"data = ... + {_toml(new)}"] if new else []
         if lacks:
             changes.ask(path, f"{', '.join(lacks)}  # in aot_manifest\n")
         return
     deps = [files, *([_toml(labels)] if labels else [])]
-    rule = f'name = "{name}", deps = {" + ".join(deps)}{f", {imports}" if function.beside else ""}'
+    rule = f'name = "{name}", deps = {" + ".join(deps)}{f", {imports}" if function.roots else ""}'
+    rule += f", data = {_toml(data)}" if data else ""
     # A file cannot load two macros under one name.
     macro, loaded = "aot_manifest", '"aot_manifest"'
     if macro in text:
@@ -205,15 +212,27 @@ def _build(root: Path, package: str, name: str, function: Function, changes: Cha
     changes.add(path, f'load("@{name}_manifest//:defs.bzl", {loaded})\n{macro}({rule})\n')
 
 
+def _label_in(root: Path, folder: Path, path: Path, changes: Changes) -> str:
+    """Return the label of a file as the package of a folder writes it."""
+    between = [parent for parent in path.parents if parent.is_relative_to(folder) and parent != folder]
+    mine = path.is_relative_to(folder) and not any(_build_file(parent).is_file() for parent in between)
+    return path.relative_to(folder).as_posix() if mine else _label(root, path, changes)
+
+
 def _label(root: Path, path: Path, changes: Changes) -> str:
     """Return the label of a file of another package, and see to it that this may be used."""
     parents = [folder for folder in path.parents if folder.is_relative_to(root)]
     package = next((folder for folder in parents if _build_file(folder).is_file()), path.parent)
     name, below = path.relative_to(package).as_posix(), package.relative_to(root).as_posix()
     file, text = _build_file(package), _text(_build_file(package))
+    module = path.suffix == ".py"
     if not file.is_file():
-        changes.added.setdefault(file.relative_to(root).as_posix(), 'exports_files(glob(["*.py"]))\n')
-    elif "exports_files(" not in text or (f'"{name}"' not in text and "exports_files(glob(" not in text):
+        exported = 'glob(["*.py"])' if module else _toml([name])
+        line = f"exports_files({exported})\n"
+        before = changes.added.get(file.relative_to(root).as_posix(), "")
+        if line not in before:
+            changes.added[file.relative_to(root).as_posix()] = before + line
+    elif "exports_files(" not in text or (f'"{name}"' not in text and not (module and "exports_files(glob(" in text)):
         changes.ask(file.relative_to(root).as_posix(), f'exports_files(["{name}"])\n')
     return f"//{'' if below == '.' else below}:{name}"
 
@@ -223,8 +242,12 @@ def _build_file(folder: Path) -> Path:
 
 
 def _libraries(root: Path, function: Function, changes: Changes) -> None:
-    """Write the models' imports into requirements.in, or name the packages that a lock lacks."""
-    if not function.libraries:
+    """Write the models' imports into requirements.in, or name the packages that a lock lacks.
+
+    Of a module that nobody is known to bring, the file asks: the package of its name may be anybody's. A line with the
+    package and the module behind # is the answer; `lock` stops at a question.
+    """
+    if not (function.libraries or function.strangers):
         return
     changes.lock = next(
         filter(None, (_locked(_text(root / name)) for name in (MODULE, WORKSPACE))), "//:requirements.lock"
@@ -234,8 +257,24 @@ def _libraries(root: Path, function: Function, changes: Changes) -> None:
     locked = _text(root / lock)
     written = _text(root / source)
     missing = [package for package in function.libraries if not distributions.provided(package, locked)]
-    if missing:
+    asked = {
+        module: file
+        for module, file in function.strangers.items()
+        if not distributions.provided(distributions.normalized(module), f"{locked}\n{written}")
+    }
+    answered = [module for module in asked if re.search(rf"^[A-Za-z0-9].*# *{module}\b", written, re.MULTILINE)]
+    questions = {module: file for module, file in asked.items() if module not in answered}
+    if questions:
+        modules = ", ".join(questions)
+        changes.advice.append(f"{source}: write which package brings {modules}, as the file says")
+    if missing or asked:
         new = [package for package in missing if not distributions.provided(package, written)]
+        new += [
+            f'{QUESTION} {module}: {file} imports it. Write here "PACKAGE  # {module}", the package that brings it; '
+            "for a module of your own, delete this line, and name its files in deps of aot_manifest"
+            for module, file in questions.items()
+            if f"{QUESTION} {module}:" not in written
+        ]
         if new:
             changes.add(source, "\n".join(new) + "\n")
         # By default, the command writes *.lock beside *.in.

@@ -110,7 +110,7 @@ class _Worker:
                 self._template = self._isolation.start(self._words, self._in_place)
             outputs.check(declared, request.inputs)
             before = outputs.states(here, inputs)
-            series = next(iter(_values(request.arguments, "--series")), "")
+            series = next((word for word in request.arguments if word.startswith("--series=")), "")
             named = [path for path in inputs if path in request.arguments]
             copies = outputs.contents(named, _COPIED) if series else None
             with self._fork("", inputs, declared) if copies is None else self._fork(series, (), ()) as fork:

@@ -6,6 +6,31 @@ from collections.abc import Mapping
 
 JAXLIB = r"^jaxlib==[0-9]+(\.[0-9]+)+$"
 """How a jaxlib of a fleet is written, as in a lock: `jaxlib==0.12.0`."""
+MACRO_TARGETS = (
+    "autotune",
+    "baseline_test",
+    "container",
+    "explain",
+    "golden_cuda_optimized_test",
+    "golden_cuda_test",
+    "golden_test",
+    "golden_tpu_optimized_test",
+    "golden_tpu_test",
+    "image",
+    "imports",
+    "jax_cache",
+    "kubernetes",
+    "latency",
+    "provenance",
+    "push",
+    "report",
+    "reproducibility_test",
+    "serve",
+    "sign",
+    "size_test",
+    "update_baseline",
+)
+"""Names of other targets that the macro `aot_manifest` declares, after the manifest's name and a dot."""
 
 
 def artifact(function: str, variant: str) -> str:
