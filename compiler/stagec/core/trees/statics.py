@@ -239,6 +239,13 @@ def _text_of_object(name: str, fields: Mapping[str, Any]) -> str:
     return f"{_short(name)}({', '.join(f'{field}={text(value)}' for field, value in fields.items())})"
 
 
+def _is_array(value: Any) -> bool:
+    """Whether elements and dtype are all that it is. Classes of others may add a mask or a unit: `_made` has those."""
+    library, _, below = type(value).__module__.partition(".")
+    known = library in ("numpy", "ml_dtypes", "jax", "jaxlib", "stagec") and not below.startswith("ma")
+    return known and all(hasattr(value, name) for name in ("dtype", "shape", "__array__"))
+
+
 def _array(_: _Describer, value: Any, where: str) -> Any:
     try:
         array = value.__array__()
@@ -409,7 +416,7 @@ _KINDS = (
           _rebuild_treedef, lambda _: "a PyTreeDef"),
     _Kind(lambda v: isinstance(v, tuple) and hasattr(type(v), "_fields"), {"object": str, "fields": dict}, _namedtuple,
           _rebuild_object, _text_of_object, lambda _, fields: (_attributes(fields),)),
-    _Kind(lambda v: hasattr(v, "dtype") and hasattr(v, "shape") and hasattr(v, "__array__"),
+    _Kind(_is_array,
           {"array": str, "shape": list, "kind": str, "bytes": str | None, "sha256": str | None}, _array,
           _rebuild_array, lambda dtype, shape, *_: f"an array of {dtype} and shape {tuple(shape)}"),
     _Kind(lambda v: type(v).__module__ in ("numpy", "numpy.dtypes") and hasattr(v, "itemsize") and not v.names,
