@@ -88,7 +88,7 @@ class JaxTracer:
         self._compiler_options = compiler_options
         self._host_callbacks = host_callbacks
         self._parameters = self.static.other_parameters(fun)
-        self._apart: dict[Hashable, Any] = {}
+        self._apart: dict[Hashable, list[tuple[StaticData, Any]]] = {}
 
     def within(self) -> bool:
         return not core.trace_state_clean() or bool(_SETTINGS.jax_disable_jit)
@@ -127,6 +127,7 @@ class JaxTracer:
             _out_info=lambda: traced.out_info,
             _evaluate=traced,
             _export=functools.partial(self._export, traced, args, kwargs),
+            _check_trees=functools.partial(_check_trees, traced),
         )
 
     def _export(
@@ -153,8 +154,7 @@ class JaxTracer:
                 raise NotImplementedError("\n".join(refusals)) from error
             raise
         if not newest:
-            trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
-            check("", traced.fun_name, trees)
+            _check_trees(traced)
         return _ours(exported, self._host_callbacks, self._parameters)
 
     def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[Any]) -> tuple[Run, Any]:
@@ -177,11 +177,14 @@ class JaxTracer:
     def _jitted_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the function under `jax.jit`, for these static values and settings alone."""
         dynamic, static = self.static.split(args, kwargs)
-        nodes = StaticData.of(flatten(dynamic)[1]).key()
-        key = static_key(self.like.__name__, static), nodes, _beyond()
-        if key not in self._apart:
-            self._apart[key] = jax.jit(_another(self._fun, self.like.__name__), **self._options)
-        return self._apart[key]
+        _, structure = flatten(dynamic)
+        kept = self._apart.setdefault((static_key(self.like.__name__, static), structure, _beyond()), [])
+        for data, jitted in kept:
+            if data.same(structure):
+                return jitted
+        jitted = jax.jit(_another(self._fun, self.like.__name__), **self._options)
+        kept.append((StaticData.of(structure), jitted))
+        return jitted
 
 
 _BEYOND = (
@@ -198,6 +201,10 @@ _HOLDERS = [config.config._value_holders[name] for name in _BEYOND if hasattr(_S
 
 def _beyond() -> Hashable:
     return tuple([holder.value for holder in _HOLDERS])
+
+
+def _check_trees(traced: Any) -> None:
+    check("", traced.fun_name, {"the arguments have": traced.in_tree, "the result has": traced.out_tree})
 
 
 def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -496,7 +496,9 @@ def unfit(leaf: object) -> str:
     if is_masked(leaf):
         return "a masked array, whose mask would be lost: pass x.filled(VALUE), or x.data and x.mask"
     kind = type(leaf)
-    if isinstance(leaf, np.ndarray | np.generic | DeviceArray | _jax.ArrayImpl) or kind.__module__.startswith("stagec."):
+    if isinstance(leaf, np.ndarray | np.generic | DeviceArray | _jax.ArrayImpl) or kind.__module__.startswith(
+        "stagec."
+    ):
         return ""
     if str(getattr(leaf, "dtype", "")).startswith("key<") or is_traced(leaf):
         return ""

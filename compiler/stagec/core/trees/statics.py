@@ -303,7 +303,8 @@ def _made(describer: _Describer, value: Any, where: str) -> Any:
         kind = _name(type(value))
         raise ValueError(f"{where or 'it'} is a {kind}, which means nothing in another process") from error
     if isinstance(reduced, str):
-        return {"name": f"{value.__module__}:{reduced}"}
+        # As pickle: a constant of C, such as Ellipsis, is in the module of its type.
+        return {"name": f"{getattr(value, '__module__', None) or type(value).__module__}:{reduced}"}
     made, args, state, items, entries = (*reduced, *(None,) * (5 - len(reduced)))[:5]
     described = {"made": describer.value(made, where), "args": describer.items(args, where)}
     if state is not None:
@@ -408,6 +409,10 @@ _KINDS = (
     _Kind(dict, {"dict": list}, lambda d, v, w: {"dict": d.sorted_pairs(v, w)}, dict, _text_of_dict, _entries),
     _Kind(OrderedDict, {"ordered": list}, lambda d, v, w: {"ordered": d.pairs(v, w)},
           OrderedDict, lambda pairs: f"OrderedDict({_text_of_dict(pairs)[1:-1]})", _entries),
+    _Kind(slice, {"slice": list}, lambda d, v, w: {"slice": d.items((v.start, v.stop, v.step), w)},
+          lambda parts: slice(*parts), lambda parts: f"slice({_listed(parts)})", _items),
+    _Kind(range, {"range": list}, lambda d, v, w: {"range": d.items((v.start, v.stop, v.step), w)},
+          lambda parts: range(*parts), lambda parts: f"range({_listed(parts)})", _items),
     _Kind(types.ModuleType, {"module": str}, lambda d, v, w: {"module": v.__name__}, None, _short),
     _Kind(lambda v: isinstance(v, enum.Enum), {"enum": str, "name": str, "value": object}, _member,
           _rebuild_member, lambda kind, name, _: f"{_short(kind)}.{name}"),
