@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ class Length(np.ndarray[Any, Any]):
 
     unit: str
 
-    def __new__(cls, values: Any, unit: str) -> "Length":
+    def __new__(cls, values: Any, unit: str) -> Self:
         made = np.asarray(values).view(cls)
         made.unit = unit
         return made

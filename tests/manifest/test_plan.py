@@ -456,7 +456,7 @@ isa = "AVX2"
               change it, or leave it out
             m.toml: functions.f.padding.k: buckets have no dimension "k"
               write one of n
-            m.toml: functions.g.constraints: a:avals makes the symbolic dimensions, and they have their constraints from there
+            m.toml: functions.g.constraints: a:avals makes the symbolic dimensions, with their constraints
               write there for example symbolic_shape("m, n", constraints=["mod(n,4) == 0", "n >= m"])""",
             id="arguments that Python makes",
         ),

@@ -101,6 +101,8 @@ class Same:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same)
 
+    __hash__: Any = None
+
 
 STATIC: dict[str, Any] = {
     "an index": (..., slice(1)),

@@ -198,7 +198,7 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
                     {name for constraint in map(parse_constraint, function.constraints) for name in constraint.names}
                 )
             )
-            what = f"{function.avals} makes the symbolic dimensions, and they have their constraints from there"
+            what = f"{function.avals} makes the symbolic dimensions, with their constraints"
             write = f'write there for example symbolic_shape("{dims}", constraints={show(function.constraints)})'
             yield problem(("constraints",), what, write)
 
