@@ -15,6 +15,7 @@ from stagec.core.sizes import partitions
 from stagec.core.sizes.avals import FILES, Aval, parse_aval
 from stagec.core.sizes.partitions import Partition
 from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.trees.tree import DEEPEST, is_too_deep
 from stagec.frontends import checkpoints, packages, repeatable, updates, user_code
 from stagec.pjrt.calling_convention import NUMBERS
 
@@ -108,7 +109,12 @@ def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, .
         raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
     # A dict has keys that cannot be sorted, or a class of the user's raised an error.
     registry = _jax.pytree.default_registry()
-    user_code.run(lambda: registry.flatten(result), f"a tree that {spec.avals} returned raised", spec.manifest, key)
+    _, structure = user_code.run(
+        lambda: registry.flatten(result), f"a tree that {spec.avals} returned raised", spec.manifest, key
+    )
+    if is_too_deep(structure):
+        what = f"{spec.avals} returned containers that are nested deeper than {DEEPEST} levels"
+        raise spec.problem("avals", what, "write one list or dict for several levels")
     return result, advice
 
 
