@@ -19,7 +19,7 @@ from jax._src import config, core, mesh
 from jax.extend import source_info_util
 
 from stagec.core.builds.specs import CompilerOption
-from stagec.frontends import callbacks, evaluation, exporting, forwarding, kernels, updates
+from stagec.frontends import callbacks, evaluation, exporting, forwarding, kernels, updates, wholes
 from stagec.frontends.jit import Arguments, Run, Traced, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
@@ -109,13 +109,16 @@ class JaxTracer:
         return aval.shape, aval.dtype, aval.weak_type
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
+        dynamic, _ = self.static.split(args, kwargs)
+        if (closed := wholes.closed(dynamic)) is not dynamic:
+            args, kwargs = tuple(self.static.merged(args, closed[0])), {**kwargs, **closed[1]}
         with callbacks.handling(self._host_callbacks):
             traced = self._jitted_for(args, kwargs).trace(*args, **kwargs)
         infos = jax.tree.leaves(traced.args_info, is_leaf=lambda info: hasattr(info, "donated"))
         return Traced(
             fun_name=traced.fun_name,
             program=traced.jaxpr,
-            in_tree=to_tree(traced.in_tree),
+            in_tree=to_tree(wholes.original(traced.in_tree)),
             out_tree=to_tree(traced.out_tree),
             in_structure=traced.in_tree,
             out_structure=traced.out_tree,
@@ -125,7 +128,7 @@ class JaxTracer:
             _compiler_options=self._compiler_options,
             _short=lambda aval: str(aval.str_short(short_dtypes=True)),
             _out_info=lambda: traced.out_info,
-            _evaluate=traced,
+            _evaluate=lambda *args, **kwargs: traced(*wholes.closed(args), **wholes.closed(kwargs)),
             _export=functools.partial(self._export, traced, args, kwargs),
             _check_trees=functools.partial(_check_trees, traced),
         )
@@ -149,6 +152,7 @@ class JaxTracer:
                 else:
                     exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
                     exported = exporter(*args, **kwargs)
+                    exported = dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
         except Exception as error:
             if refusals := callbacks.sentences(traced.jaxpr.jaxpr, platforms, traced.fun_name):
                 raise NotImplementedError("\n".join(refusals)) from error
@@ -182,7 +186,8 @@ class JaxTracer:
         for data, jitted in kept:
             if data.same(structure):
                 return jitted
-        jitted = jax.jit(_another(self._fun, self.like.__name__), **self._options)
+        function = wholes.opening(_another(self._fun, self.like.__name__), dynamic)
+        jitted = jax.jit(function, **self._options)
         kept.append((StaticData.of(structure), jitted))
         return jitted
 
@@ -204,7 +209,9 @@ def _beyond() -> Hashable:
 
 
 def _check_trees(traced: Any) -> None:
-    check("", traced.fun_name, {"the arguments have": traced.in_tree, "the result has": traced.out_tree})
+    check(
+        "", traced.fun_name, {"the arguments have": wholes.original(traced.in_tree), "the result has": traced.out_tree}
+    )
 
 
 def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -218,7 +225,7 @@ def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
 @functools.cache
 def _exclude_our_files() -> None:
     """Make JAX skip these files when it looks for the user's line that made an operation."""
-    for file in (__file__, updates.__file__):
+    for file in (__file__, updates.__file__, wholes.__file__):
         source_info_util.register_exclusion(file)
 
 
