@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.manifest.values import read_constraint
 from tests.frontends.exporting import export, spec
 
 MODEL = """
@@ -140,3 +141,23 @@ def test_an_interrupt_is_no_mistake_of_the_model(model: Path) -> None:
     assert "KeyboardInterrupt: " not in said
     assert status != 0
     assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("aval", "constraint", "for_jax"),
+    [
+        ("f32[batch,3]", "batch % 2 == 0", "mod(batch, 2) == 0"),
+        ("f32[3*batch+1,3]", "mod(3*batch + 1, 2) == 0", "mod(3*batch + 1, 2) == 0"),
+    ],
+)
+def test_a_symbolic_size_that_is_split(tmp_path: Path, aval: str, constraint: str, for_jax: str) -> None:
+    (tmp_path / "model.py").write_text("def double(x):\n    return x * 2\n")
+    split = {"entry": "model:double", "args": [aval], "mesh": [["data", 2]], "in_shardings": ["P(data)"]}
+    status, said, _ = export(tmp_path, spec(**split))
+    assert status == 2
+    assert said.splitlines()[-1] == (
+        f'  write constraints = ["{constraint}"]; if Python makes the arguments, '
+        f'symbolic_shape(..., constraints=["{for_jax}"])'
+    )
+    assert export(tmp_path, spec(**split, constraints=[read_constraint(constraint)]))[:2] == (0, "")
+    assert export(tmp_path, spec(**split, constraints=[for_jax]))[:2] == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -24,16 +25,33 @@ _WRITE = {
     ),
 }
 """The advice, by JAX's message."""
+_INDIVISIBLE = (
+    re.compile(r"is partitioned (?P<parts>\d+) times, but the dimension size is (?P<size>.+?) \(full shape"),
+    re.compile(r"should be divisible by (?P<parts>\d+), but it is equal to (?P<size>.+?) \(full shape"),
+)
+"""JAX's messages about a size that may not be a multiple of the number of devices."""
 
 
 def on(error: StagecError) -> StagecError:
     """Return an error of JAX's with the advice, if there is one."""
 
     def advised(problem: Any) -> Any:
-        write = next((write for said, write in _WRITE.items() if said in f"{problem.what}\n{problem.write}"), None)
+        said = f"{problem.what}\n{problem.write}"
+        write = next((write for message, write in _WRITE.items() if message in said), None) or _constraint(said)
         return problem if write is None else replace(problem, write=f"{problem.write}\n{write}")
 
     return StagecError(*map(advised, error.problems))
+
+
+def _constraint(said: str) -> str | None:
+    """Return the advice for a symbolic size that is split over devices; None for another message."""
+    found = next((match for pattern in _INDIVISIBLE if (match := pattern.search(said))), None)
+    if found is None or found["size"].isdigit():
+        return None
+    size, parts = found["size"], found["parts"]
+    for_jax = f'["mod({size}, {parts}) == 0"]'
+    listed = f'["{size} % {parts} == 0"]' if size.isidentifier() else for_jax
+    return f"write constraints = {listed}; if Python makes the arguments, symbolic_shape(..., constraints={for_jax})"
 
 
 def check(spec: FunctionSpec, exported: jax.export.Exported) -> None:
