@@ -104,6 +104,27 @@ class Same:
     __hash__: Any = None
 
 
+@pytest.mark.parametrize(("setting", "x"), [("jax_debug_nans", -1.0), ("jax_debug_infs", 0.0)])
+def test_settings_that_look_at_results(setting: str, x: float) -> None:
+    def function(x: Any) -> Any:
+        return {"log": jnp.log(x)}
+
+    wrapped = stagec.jit(function)
+    for _ in range(2):  # also after a call that was compiled
+        assert not np.isfinite(wrapped(np.float32(x))["log"])
+        jax.config.update(setting, True)
+        try:
+            messages = []
+            for jitted in (wrapped, jax.jit(function)):
+                with pytest.raises(FloatingPointError) as error:
+                    jitted(np.float32(x))
+                messages.append(str(error.value))
+            assert messages[0] == messages[1]
+            assert type(wrapped(np.float32(1))["log"]) is np.ndarray
+        finally:
+            jax.config.update(setting, False)
+
+
 STATIC: dict[str, Any] = {
     "an index": (..., slice(1)),
     "constants of C": (NotImplemented, Ellipsis),

@@ -91,13 +91,14 @@ class JaxTracer:
         self._apart: dict[Hashable, list[tuple[StaticData, Any]]] = {}
 
     def within(self) -> bool:
-        return not core.trace_state_clean() or bool(_SETTINGS.jax_disable_jit)
+        return not core.trace_state_clean() or bool(_DISABLED.value or _NANS.value or _INFS.value)
 
     def call_within(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with callbacks.handling(self._host_callbacks):
             if not core.trace_state_clean():
                 return self._jitted_for(args, kwargs)(*args, **kwargs)
-            return jax.tree.map(_from_jax, self._fun(*args, **kwargs))
+            function = self._fun if _DISABLED.value else self._jitted_for(args, kwargs)
+            return jax.tree.map(_from_jax, function(*args, **kwargs))
 
     def settings(self) -> Hashable:
         return config.trace_context(), _DEVICES.value, _beyond()
@@ -201,6 +202,10 @@ _BEYOND = (
 """Settings that change a program, and that JAX leaves out of its trace context, of all releases."""
 
 
+_DISABLED, _NANS, _INFS = (
+    config.config._value_holders[name] for name in ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
+)
+"""Settings under which JAX runs the function: without compilation, or to look for numbers and to name the operation."""
 _HOLDERS = [config.config._value_holders[name] for name in _BEYOND if hasattr(_SETTINGS, name)]
 
 

@@ -155,7 +155,8 @@ class Wrapped:
 
         A function of JAX takes numpy or JAX arrays and returns numpy arrays; a PRNG key comes back as its uint32 words.
         A function of `stagec.numpy` returns its arrays. While JAX traces or transforms a caller, this calls `jax.jit`;
-        under `jax.disable_jit` it calls the function itself, with the arguments as they are, as JAX does. Inside a
+        under `jax.disable_jit` it calls the function itself, with the arguments as they are, as JAX does. Under
+        `jax_debug_nans` and `jax_debug_infs` it calls `jax.jit`, which looks at the results. Inside a
         function that stagec traces, it becomes part of that function: its shardings are constraints, and it donates
         nothing.
 
