@@ -515,7 +515,10 @@ class Function(Table):
         None, description="How `stagec serve` offers the function.", examples=[{"inputs": {"x": "image"}}]
     )
     constraints: tuple[Annotated[str, AfterValidator(read_constraint)], ...] = Field(
-        (), description="What holds for the symbolic dimensions, with ==, >= or <=.", examples=[["batch % 8 == 0"]]
+        (),
+        description="What holds for the symbolic dimensions, with ==, >= or <=. The function in avals makes them with "
+        "their constraints: jax.export.symbolic_shape has a parameter for these.",
+        examples=[["batch % 8 == 0"]],
     )
     static: dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]] = Field(
         {},
