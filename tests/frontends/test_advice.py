@@ -161,3 +161,15 @@ def test_a_symbolic_size_that_is_split(tmp_path: Path, aval: str, constraint: st
     )
     assert export(tmp_path, spec(**split, constraints=[read_constraint(constraint)]))[:2] == (0, "")
     assert export(tmp_path, spec(**split, constraints=[for_jax]))[:2] == (0, "")
+
+
+def test_an_example_with_a_mask(tmp_path: Path) -> None:
+    """It stands for shape and dtype, but what it is an example of is not an array."""
+    (tmp_path / "model.py").write_text(
+        "import numpy as np\ndef double(x):\n    return x * 2\navals = {'x': np.ma.array([1.0, 2.0], mask=[0, 1])},\n"
+    )
+    status, said, _ = export(tmp_path, spec(entry="model:double", args=[], avals="model:avals"))
+    assert status == 2
+    assert said.splitlines()[0] == (
+        "pkg/m.toml: functions.f.avals: model:avals returned leaves that are not avals: [0]['x'] is a MaskedArray"
+    )

@@ -164,7 +164,7 @@ def test_static_data_is_compared_in_type_and_value() -> None:
         return window.array * window.index.factor
 
     for factor in (2, 2.0, [2], True, 2, 2.0):
-        with contextlib.suppress(TypeError):  # a list is no factor
+        with contextlib.suppress(TypeError):  # of a list
             scaled(Window(np.ones(3, np.int32), Changing(factor)))
     assert list(map(repr, traced)) == ["2", "2.0", "[2]", "True"]
 

@@ -45,10 +45,10 @@ def on(error: StagecError) -> StagecError:
 
 def _constraint(said: str) -> str | None:
     """Return the advice for a symbolic size that is split over devices; None for another message."""
-    found = next((match for pattern in _INDIVISIBLE if (match := pattern.search(said))), None)
-    if found is None or found["size"].isdigit():
+    match = next(filter(None, (pattern.search(said) for pattern in _INDIVISIBLE)), None)
+    if match is None or match["size"].isdigit():
         return None
-    size, parts = found["size"], found["parts"]
+    size, parts = match["size"], match["parts"]
     for_jax = f'["mod({size}, {parts}) == 0"]'
     listed = f'["{size} % {parts} == 0"]' if size.isidentifier() else for_jax
     return f"write constraints = {listed}; if Python makes the arguments, symbolic_shape(..., constraints={for_jax})"

@@ -17,6 +17,7 @@ from stagec.core.sizes.partitions import Partition
 from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.trees.tree import DEEPEST, is_too_deep
 from stagec.frontends import checkpoints, packages, repeatable, updates, user_code
+from stagec.pjrt.arrays import is_masked
 from stagec.pjrt.calling_convention import NUMBERS
 
 T = TypeVar("T")
@@ -234,8 +235,8 @@ def abstracted(
 
 
 def is_example(leaf: Any) -> bool:
-    """Say whether a leaf stands for an argument: it has shape and dtype, or is a Python number."""
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, NUMBERS)
+    """Say whether a leaf stands for an argument: it has shape and dtype, and no mask, or is a Python number."""
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_masked(leaf)) or isinstance(leaf, NUMBERS)
 
 
 def numbers(spec: FunctionSpec, error: StagecError) -> list[Problem]:

@@ -36,20 +36,21 @@ class _Whole:
 jax.tree_util.register_pytree_with_keys(
     _Whole,
     lambda whole: (tuple(zip(whole.about[0], whole.leaves, strict=True)), whole.about),
-    lambda about, leaves: _Whole(leaves, about),
+    lambda about, leaves: _Whole(tuple(leaves), about),
     lambda whole: (whole.leaves, whole.about),
 )
 
 
 def closed(tree: Any) -> Any:
     """Return `tree` with a node of ours for each object that takes no placeholders; `tree` itself without any."""
+    structure: Any  # jax.tree has another type for it, without methods
     leaves, structure = jax.tree.flatten(tree)
     if jax.tree_util.treedef_is_leaf(structure) or _takes_placeholders(leaves, structure):
         return tree
     kind, _ = structure.node_data()
     if kind in _CONTAINERS or hasattr(kind, "_fields"):
-        below, level = jax.tree.flatten(tree, is_leaf=lambda other: other is not tree)
-        return level.unflatten(map(closed, below))
+        below, structure = jax.tree.flatten(tree, is_leaf=lambda other: other is not tree)
+        return structure.unflatten(map(closed, below))
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return _Whole(leaves, (tuple(_Place(jax.tree_util.keystr(path)) for path, _ in paths), structure))
 
@@ -58,7 +59,7 @@ def _takes_placeholders(leaves: list[Any], structure: Any) -> bool:
     """Whether an object can be put together of what JAX describes its arrays by, and still has all of them."""
     try:
         placeholders = [jax.stages.ArgInfo(jax.typeof(leaf), False) for leaf in leaves]
-    except TypeError:  # a leaf is no array, which JAX says in its own words
+    except (TypeError, ValueError):  # a leaf is not an array: JAX says it in its own words
         return True
     try:
         return len(jax.tree.leaves(jax.tree.unflatten(structure, placeholders))) == len(leaves)

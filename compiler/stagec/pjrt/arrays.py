@@ -459,8 +459,8 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
     tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
         that are registered with JAX. Otherwise pass a dict of the object's fields: every function takes that too.
 
-    It returns when the copies are made. A call with a device array returns before its results are there, as in JAX. On a
-    CPU it may read the memory of a numpy argument until then: do not write into that before you have read a result.
+    It returns when the copies are made. A call with a device array returns before its results are there, as in JAX. On
+    a CPU it may read the memory of a numpy argument until then: do not write into that before you have read a result.
 
     Raises CallError ("dtype") for a leaf that is not an array, or a masked one, RunError if XLA cannot copy one.
 
