@@ -5,6 +5,8 @@ import dataclasses
 import enum
 import math
 import struct
+from collections import OrderedDict, deque
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +48,21 @@ class Table:
     rows: Any
 
 
+@dataclasses.dataclass
+class Changing:
+    rate: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Hashed:
+    """A class with a hash, whose parts have none."""
+
+    rate: list[Any]
+
+    def __hash__(self) -> int:
+        return len(self.rate)
+
+
 DIFFERENT = [
     *(1, 1.0, True, 1 + 0j, Color.RED, Size.SMALL, np.int32(1), np.int64(1), np.float64(1), np.bool_(True)),
     *(0.0, -0.0, 0, False, complex(0.0, -0.0), np.float32(0.0), np.float32(-0.0), "1", b"1", np.str_("1"), None),
@@ -60,7 +77,16 @@ DIFFERENT = [
         struct.unpack("<d", b"\1" + struct.pack("<d", math.nan)[1:])[0],
     ),
     *(Table([1]), Table([1]), Mine((1,)), Mine((1,))),
+    # Without a hash: of these, only the comparison tells.
+    *(Changing(1), Changing(1.0), Changing([1]), Changing([True]), Options([1]), Options([1.0])),
+    *({1: [1]}, {1: [1.0]}, OrderedDict(a=[1]), OrderedDict(a=[1.0]), OrderedDict(a=1), bytearray(b"1")),
+    *(deque([1]), deque([1.0]), MappingProxyType({1: 1}), MappingProxyType({1: 1.0}), Hashed([1]), Hashed([2])),
 ]
+
+
+def test_a_key_has_a_hash_where_the_value_has_one() -> None:
+    for value in (Hashed([1]), Options((1,)), {1: (2,)}, [1], OrderedDict(a=1).keys().isdisjoint):
+        assert isinstance(hash(key(value)), int)
 
 
 def test_what_is_not_the_same() -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,8 @@ REBUILT: dict[str, Any] = {
     "containers": {(1, "a"): [{2: frozenset({1, 2})}], None: {"x", "y"}},
     "an enum": Mode.TRAIN,
     "an ordered dict": OrderedDict(b=1, a=(2,)),
+    "an index": (..., slice(1), slice(None, -1, 2), range(1, 9, 2)),
+    "constants of C": (NotImplemented, Ellipsis),
     "a PyTreeDef": jax.tree.structure(({"a": 1, "b": [None]}, Size(3))),
     "fields": (Size(2), dataclasses.replace(Config(Size(1)))),
     "what is imported": (Config, np.add, jax.nn.relu, jnp.float32, json, len)[:4],
@@ -94,6 +96,20 @@ def test_arrays_are_rebuilt_where_they_are_small() -> None:
     assert large != statics.describe(np.ones(1000))
 
 
+class Length(np.ndarray[Any, Any]):
+    """NumPy's array with more to it, as those of astropy."""
+
+    unit: str
+
+    def __new__(cls, values: Any, unit: str) -> Self:
+        made = np.asarray(values).view(cls)
+        made.unit = unit
+        return made
+
+    def __reduce__(self) -> Any:
+        return Length, (np.asarray(self), self.unit)
+
+
 PAIRS: dict[str, tuple[Any, Any, str]] = {
     "a closure": (schedule(0.1), schedule(0.2), "rate is 0.2, it was 0.1"),
     "a closure in a closure": (
@@ -113,6 +129,13 @@ PAIRS: dict[str, tuple[Any, Any, str]] = {
         np.zeros(3),
         "it is an array of <f8 and shape (3,), it was an array of <f8 and shape (2,)",
     ),
+    "a mask": (
+        np.ma.array([1, 2], mask=[0, 1]),
+        np.ma.array([1, 2], mask=[0, 0]),
+        r"[5] is b'\x00\x00', it was b'\x00\x01'",
+    ),
+    "a class with a unit": (Length([1], "m"), Length([1], "ft"), "[1] is 'ft', it was 'm'"),
+    "an index": ((..., slice(1)), (..., slice(2)), "[1][1] is 2, it was 1"),
     "a jitted function": (jax.jit(schedule(1.0)), jax.jit(schedule(2.0)), "rate is 2.0, it was 1.0"),
     "an ordered dict": (OrderedDict(a=1), OrderedDict(a=2), "['a'] is 2, it was 1"),
 }

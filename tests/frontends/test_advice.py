@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.manifest.values import read_constraint
 from tests.frontends.exporting import export, spec
 
 MODEL = """
@@ -288,42 +289,33 @@ def test_an_interrupt_is_no_mistake_of_the_model(model: Path) -> None:
     assert not output.exists()
 
 
-DISTRIBUTION = """
-import jax
-import jax.numpy as jnp
-
-
-@jax.tree_util.register_pytree_node_class
-class Normal:
-    def __init__(self, mean, spread):
-        {body}
-
-    def tree_flatten(self):
-        return [leaf for leaf in (self.mean, self.spread) if hasattr(leaf, "astype")], None
-
-    @classmethod
-    def tree_unflatten(cls, _, leaves):
-        return cls(*leaves)
-
-
-def avals():
-    return {{"given": [Normal(jnp.zeros(3), jnp.ones(3))], "x": jax.ShapeDtypeStruct((3,), "float32")}}
-
-
-def density(given, x):
-    return -(((x - given[0].mean) / given[0].spread) ** 2)
-"""
-
-
-@pytest.mark.parametrize("convert", ["jnp.asarray({})", "{}"])
-def test_a_class_that_looks_at_its_arrays(tmp_path: Path, convert: str) -> None:
-    """As distributions of TFP do, which convert them, and those of distrax, which count them."""
-    body = f"self.mean, self.spread = {convert.format('mean')}, {convert.format('spread')}"
-    (tmp_path / "model.py").write_text(DISTRIBUTION.format(body=body))
-    status, said, _ = export(tmp_path, spec(entry="model:density", args=[], avals="model:avals"))
+@pytest.mark.parametrize(
+    ("aval", "constraint", "for_jax"),
+    [
+        ("f32[batch,3]", "batch % 2 == 0", "mod(batch, 2) == 0"),
+        ("f32[3*batch+1,3]", "mod(3*batch + 1, 2) == 0", "mod(3*batch + 1, 2) == 0"),
+    ],
+)
+def test_a_symbolic_size_that_is_split(tmp_path: Path, aval: str, constraint: str, for_jax: str) -> None:
+    (tmp_path / "model.py").write_text("def double(x):\n    return x * 2\n")
+    split = {"entry": "model:double", "args": [aval], "mesh": [["data", 2]], "in_shardings": ["P(data)"]}
+    status, said, _ = export(tmp_path, spec(**split))
     assert status == 2
-    assert said == (
-        "pkg/m.toml: functions.f.avals: model:avals returned a model.Normal (at ['given'][0]), "
-        "which looks at its arrays when it is put together: JAX traces it and cannot export it\n"
-        "  return its arrays, and make the object of them in the function\n"
+    assert said.splitlines()[-1] == (
+        f'  write constraints = ["{constraint}"]; if Python makes the arguments, '
+        f'symbolic_shape(..., constraints=["{for_jax}"])'
+    )
+    assert export(tmp_path, spec(**split, constraints=[read_constraint(constraint)]))[:2] == (0, "")
+    assert export(tmp_path, spec(**split, constraints=[for_jax]))[:2] == (0, "")
+
+
+def test_an_example_with_a_mask(tmp_path: Path) -> None:
+    """It stands for shape and dtype, but what it is an example of is not an array."""
+    (tmp_path / "model.py").write_text(
+        "import numpy as np\ndef double(x):\n    return x * 2\navals = {'x': np.ma.array([1.0, 2.0], mask=[0, 1])},\n"
+    )
+    status, said, _ = export(tmp_path, spec(entry="model:double", args=[], avals="model:avals"))
+    assert status == 2
+    assert said.splitlines()[0] == (
+        "pkg/m.toml: functions.f.avals: model:avals returned leaves that are not avals: [0]['x'] is a MaskedArray"
     )

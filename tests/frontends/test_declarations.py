@@ -1,9 +1,13 @@
 """Names that a manifest gives to the arrays of a function, and state that it says servers keep."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stagec.core.builds.specs import function_spec
+from stagec.core.telling.errors import StagecError
+from stagec.frontends import declarations
 from tests.building import build
 
 MANIFEST = """
@@ -18,6 +22,22 @@ platforms = ["cpu"]
 [functions.f.serve]
 {names}
 """
+
+
+def test_two_arrays_of_one_name(tmp_path: Path) -> None:
+    """One tensor of a request would be both. Also where the arguments come from Python, and from no planner."""
+    (tmp_path / "f.py").write_text("def f(x, more):\n    return {'b': x + more['a']}\n")
+    names = "inputs = { x = 'first', \"more['a']\" = 'second' }"
+    (tmp_path / "m.toml").write_text(MANIFEST.format(names=names))
+    (out := tmp_path / "out").mkdir()
+    build("m.toml", out, tmp_path)
+    spec = function_spec((out / "m.f.spec").read_text())
+    serve = {"inputs": dict.fromkeys(("x", "more['a']"), "one")}
+    with pytest.raises(StagecError) as error:
+        declarations.check(replace(spec, serve=serve), (out / "m.f.exported").read_bytes(), ["x", "more"])
+    assert str(error.value) == (
+        'm.toml: functions.f.serve.inputs["more[\'a\']"]: "one" is the name of x\n  write another name'
+    )
 
 
 @pytest.mark.pinned(but=3)

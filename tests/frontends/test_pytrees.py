@@ -8,6 +8,7 @@ import enum
 import functools
 import json
 import threading
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.core.telling.errors import StagecError
 from stagec.core.trees.keyed import Keyed
 from stagec.core.trees.nodes import Fields
 from stagec.core.trees.tree import Tree
+from tests.frontends import exporting
 from tests.zoo.nodes import Dial, Gauge, Table, Unit
 
 VECTOR = np.arange(3, dtype=np.float32)
@@ -238,3 +241,37 @@ def test_keys_without_their_class() -> None:
     assert elsewhere.unflatten([1, 2]) == {"BLUE": 1, "RED": 2}
     assert elsewhere.flatten({"RED": 2, "BLUE": 1}) == [1, 2]
     assert list(elsewhere.paths()) == list(tree.paths())
+
+
+def nested(levels: int, leaf: Any) -> Any:
+    return functools.reduce(lambda tree, _: [tree], range(levels), leaf)
+
+
+@pytest.mark.parametrize("frontend", ["jax", "arrays"])
+def test_trees_that_no_artifact_holds(frontend: str) -> None:
+    """The arguments and the tuple of them are two levels more."""
+    traced = stagec.jit(lambda x: x, frontend=frontend).trace(nested(98, VECTOR))
+    assert stagec.Exported.deserialize(traced.export().serialize()).in_tree == traced.in_tree
+    with pytest.raises((StagecError, ValueError), match="nested deeper than 100 levels"):
+        stagec.jit(lambda x: x, frontend=frontend).trace(nested(99, VECTOR)).export().serialize()
+    if frontend == "jax":  # a call writes nothing
+        (result,) = jax.tree.leaves(stagec.jit(lambda x: x[0])(nested(150, VECTOR)))
+        np.testing.assert_array_equal(result, VECTOR)
+
+
+@pytest.mark.parametrize(("levels", "result"), [(500, 0), (0, 150)])
+def test_a_manifest_with_trees_that_no_artifact_holds(tmp_path: Path, levels: int, result: int) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "model.py").write_text(
+        "import functools, numpy\n"
+        "def nested(n, x): return functools.reduce(lambda tree, _: [tree], range(n), x)\n"
+        f"def avals(): return nested({levels}, numpy.ones(3)),\n"
+        f"def f(x): return nested({result}, x)\n"
+    )
+    status, said, _ = exporting.export(tmp_path, exporting.spec(entry="model:f", args=[], avals="model:avals"))
+    where, what = ("functions.f.avals", "model:avals returned") if levels else ("functions.f", "the result has")
+    assert (status, said) == (
+        2,
+        f"pkg/m.toml: {where}: {what} containers that are nested deeper than 100 levels\n"
+        "  write one list or dict for several levels\n",
+    )

@@ -3,6 +3,8 @@
 Modules: `pjrt/calling_convention.py`, `pjrt/prepared.py`.
 """
 
+import copy
+import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,3 +248,14 @@ def test_arrays_that_are_in_several_places(bundle: stagec.Bundle, first: str) ->
             for _ in range(2):
                 assert same(fresh[function](*given), wanted)
             assert [known.order is not None for known in interface._orders.values()] == [True]
+
+
+def test_a_function_is_not_pickled(bundle: stagec.Bundle) -> None:
+    function = bundle["loop"]
+    with pytest.raises(TypeError) as error:
+        pickle.dumps({"policy": function})
+    assert str(error.value) == (
+        "loop is a function of a bundle, and has executables of this process: do not pickle it, but call "
+        "stagec.load(PATH) in the other process"
+    )
+    assert copy.deepcopy({"policy": function})["policy"] is copy.copy(function) is function

@@ -7,6 +7,7 @@ Modules: `core/builds/frontends.py`, `manifest/cpu.py`, `manifest/cuda.py`, `man
 
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import get_args
@@ -17,7 +18,7 @@ from hypothesis import given, strategies as st
 from stagec.core.builds.specs import CudaTarget as CudaSpec
 from stagec.core.telling.errors import StagecError, nearest, show
 from stagec.manifest import load_manifest, target_files
-from stagec.manifest.load import REFUSED
+from stagec.manifest.load import _PATTERNS, REFUSED
 from stagec.manifest.models import (
     CpuTarget,
     CudaTarget,
@@ -316,6 +317,15 @@ def test_load(tmp_path: Path) -> None:
             id="weights and golden",
         ),
         pytest.param(
+            "args = []\nserve = { inputs = { x = 'my image' }, outputs = { result = 'bïld' } }",
+            """\
+            m.toml: functions.f.serve.inputs.x: "my image" is not a name of an array: letters, digits and _ . / -, the first no . / or -, at most 200
+              write for example inputs = { "batch['image']" = "image" }
+            m.toml: functions.f.serve.outputs.result: "bïld" is not a name of an array: letters, digits and _ . / -, the first no . / or -, at most 200
+              write for example outputs = { "result['probs']" = "probs" }""",
+            id="names for a server",
+        ),
+        pytest.param(
             'args = []\ngolden = { inputs = "/data/golden.npy" }',
             """\
             m.toml: functions.f.golden.inputs: "/data/golden.npy" is not a path of a .npz file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
@@ -530,6 +540,14 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
               did you mean "functions"?""",
             id="not a table",
         ),
+        pytest.param(
+            HEAD.replace('version = "1"', 'version = "1"\njax_cache_machines = { cpu = ["85EFD4ACE077AAE1"] }')
+            + FUNCTION,
+            """\
+            m.toml: manifest.jax_cache_machines.cpu[0]: "85EFD4ACE077AAE1" is not a fingerprint: 16 digits and letters a to f, as python -m stagec.jax_cache prints it
+              write for example jax_cache_machines = { cpu-avx2 = ["85efd4ace077aae1"] }""",
+            id="machines in capitals",
+        ),
     ],
 )
 def test_a_manifest_with_a_mistake(text: str, message: str, tmp_path: Path) -> None:
@@ -541,6 +559,20 @@ def test_a_manifest_that_is_not_toml(text: str, tmp_path: Path) -> None:
     with pytest.raises(tomllib.TOMLDecodeError) as error:
         tomllib.loads(text)
     assert problems_of(text, tmp_path) == f"m.toml: not TOML: {error.value}\n  see https://toml.io for the syntax"
+
+
+def test_every_pattern_has_words() -> None:
+    """Without them, the message of a string that does not match would be a KeyError."""
+
+    def patterns(schema: object) -> Iterator[str]:
+        if isinstance(schema, dict):
+            yield from [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
+        parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+        for part in parts:
+            yield from patterns(part)
+
+    schemas = [model.model_json_schema() for model in (Document, *MODELS)]
+    assert {pattern for schema in schemas for pattern in patterns(schema)} <= set(_PATTERNS)
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))

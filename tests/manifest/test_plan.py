@@ -439,6 +439,29 @@ isa = "AVX2"
             id="names of a server",
         ),
         pytest.param(
+            '[functions.f]\nentry = "a:b"\navals = "a:avals"\ntargets = ["cpu"]\n'
+            'serve.inputs = { x = "a", y = "a" }\nserve.outputs = { "result[0]" = "b", "result[1]" = "b" }\n'
+            "serve.state.cache = { idle = 2 }\n"
+            "buckets = { n = [8] }\npadding.k = {}\npadding.n = { mask = 'valid' }\n"
+            'constraints = ["n >= 8", "n <= 4"]\n'
+            '[functions.g]\nentry = "a:b"\navals = "a:avals"\ntargets = ["cpu"]\n'
+            'buckets = { n = [8], m = [2] }\nconstraints = ["n % 4 == 0", "n >= m"]',
+            """\
+            m.toml: functions.f.serve.inputs.y: "a" is the name of x
+              write another name
+            m.toml: functions.f.serve.outputs."result[1]": "b" is the name of result[0]
+              write another name
+            m.toml: functions.f.serve.state.cache: it has no argument and no result
+              write for example cache = { argument = "cache", result = "result[1]" }
+            m.toml: functions.f.constraints[1]: no sizes fulfil "n <= 4" and the constraints before it
+              change it, or leave it out
+            m.toml: functions.f.padding.k: buckets have no dimension "k"
+              write one of n
+            m.toml: functions.g.constraints: a:avals makes the symbolic dimensions, with their constraints
+              write there for example symbolic_shape("m, n", constraints=["mod(n,4) == 0", "n >= m"])""",
+            id="arguments that Python makes",
+        ),
+        pytest.param(
             '[functions.f]\nentry = "a:b"\nargs = ["f32[3]"]\nplatforms = ["cpu"]\nout_shardings = "P()"',
             """\
             m.toml: functions.f.out_shardings: there is no mesh to split over

@@ -72,12 +72,11 @@ def test_what_is_equal_is_told_apart(make: Callable[[Any, Any], Any]) -> None:
 
 
 def same_data(one: Any, other: Any) -> bool:
-    """Whether two structures have the same static data."""
-    data = StaticData.of(one)
-    same_keys = data.key() == StaticData.of(other).key()
+    """Whether two structures have the same static data: jaxlib is asked first, as by a table of structures."""
     with contextlib.suppress(ValueError):  # a NumPy array is not equal and not unequal
-        assert one != other or data.same(other) == same_keys
-    return same_keys
+        if one != other:
+            return False
+    return StaticData.of(one).same(other)
 
 
 def test_keys_of_dicts() -> None:
@@ -98,6 +97,7 @@ VALUES = st.recursive(
 
 @given(VALUES, VALUES)
 def test_drawn_values(one: Any, other: Any) -> None:
-    first, second = (structure(Module(0, value)) for value in (one, other))
-    assert same_data(first, structure(Module(0, copy.deepcopy(one))))
-    assert same_data(first, second) == same(one, other) == (key(one) == key(other))
+    first, second, again = (structure(Module(0, value)) for value in (one, other, copy.deepcopy(one)))
+    assert same_data(first, again) == (first == again)  # a NaN is another, and is traced again, as in JAX
+    assert same_data(first, second) == (first == second and same(one, other))
+    assert same(one, other) == (key(one) == key(other))

@@ -135,6 +135,20 @@ def test_what_cannot_be_lowered(zoo: Path, platform: str, bucket: dict[str, int]
     assert str(error.value) == text
 
 
+def test_sizes_of_dimensions_that_no_argument_has(zoo: Path) -> None:
+    """Where Python makes the arguments, the planner doesn't know them: each size would be one more executable."""
+    serialized = (zoo.parent / "zoo.mlp.exported").read_bytes()
+    bucket = {"batch": 8, "btch": 1, "other": 2}
+    with pytest.raises(StagecError) as error:
+        building.lower(serialized, ExecutableSpec("mlp", "m.toml", CpuTarget("cpu", "AVX2", 1, {}), bucket))
+    assert str(error.value) == (
+        'm.toml: functions.mlp.buckets.btch: no argument has a dimension "btch"\n'
+        '  did you mean "batch"?\n'
+        'm.toml: functions.mlp.buckets.other: no argument has a dimension "other"\n'
+        "  write one of batch"
+    )
+
+
 def test_an_artifact_of_a_later_stablehlo(zoo: Path) -> None:
     """The build says so before an older jaxlib reads it: of a fleet, the oldest exports."""
     serialized = (zoo.parent / "zoo.mlp.exported").read_bytes()

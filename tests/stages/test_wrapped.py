@@ -4,9 +4,12 @@ Modules: `frontends/exporting.py`, `frontends/jax_tracer.py`, `frontends/jit.py`
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import inspect
+import re
+import threading
 import types
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 
 import stagec
 from stagec.core.sizes.avals import parse_aval
+from stagec.core.telling.errors import StagecError
 from stagec.frontends.jit import Traced, Wrapped
 from stagec.stages.info import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
@@ -74,6 +78,114 @@ def test_each_signature_is_traced_once() -> None:
     function(1.0)  # weakly typed
     function(np.float32(1))
     assert traced == [(3,), (4,), (), ()]
+
+
+class Window:
+    """An array, and static data."""
+
+    def __init__(self, array: Any, index: Any) -> None:
+        self.array, self.index = array, index
+
+
+jax.tree_util.register_pytree_node(Window, lambda w: ((w.array,), w.index), lambda index, c: Window(c[0], index))
+
+
+@dataclasses.dataclass
+class Changing:
+    factor: Any
+
+
+class Same:
+    """What has a comparison and no hash."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same)
+
+    __hash__: Any = None
+
+
+@pytest.mark.parametrize(("setting", "x"), [("jax_debug_nans", -1.0), ("jax_debug_infs", 0.0)])
+def test_settings_that_look_at_results(setting: str, x: float) -> None:
+    def function(x: Any) -> Any:
+        return {"log": jnp.log(x)}
+
+    wrapped = stagec.jit(function)
+    for _ in range(2):  # also after a call that was compiled
+        assert not np.isfinite(wrapped(np.float32(x))["log"])
+        jax.config.update(setting, True)
+        try:
+            messages = []
+            for jitted in (wrapped, jax.jit(function)):
+                with pytest.raises(FloatingPointError) as error:
+                    jitted(np.float32(x))
+                messages.append(str(error.value))
+            assert messages[0] == messages[1]
+            assert type(wrapped(np.float32(1))["log"]) is np.ndarray
+        finally:
+            jax.config.update(setting, False)
+
+
+STATIC: dict[str, Any] = {
+    "an index": (..., slice(1)),
+    "constants of C": (NotImplemented, Ellipsis),
+    "an ordered dict": collections.OrderedDict(a=[1]),
+    "a mutable dataclass": Changing(2),
+    "a deque": collections.deque([1]),
+    "a mapping": {"a": [Changing(1), types.MappingProxyType({1: [2]})]},
+    "bytes": bytearray(b"a"),
+    "a comparison": Same(),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static_data_of_nodes_without_a_hash(name: str) -> None:
+    """JAX wants a hash of static arguments alone."""
+    given = Window(f32(4, 3), STATIC[name])
+
+    def double(window: Window) -> Window:
+        return Window(window.array * 2, window.index)
+
+    wrapped, jitted = stagec.jit(double), jax.jit(double)
+    for _ in range(2):
+        result, wanted = wrapped(given), jitted(given)
+        assert result.index is wanted.index is given.index
+        np.testing.assert_array_equal(result.array, wanted.array)
+    if name != "a mapping":  # nobody can describe a view of a dict
+        read = stagec.Exported.deserialize(wrapped.trace(given).export().serialize())
+        np.testing.assert_array_equal(read.call(given).array, wanted.array)
+
+
+def test_static_data_is_compared_in_type_and_value() -> None:
+    traced = []
+
+    @stagec.jit
+    def scaled(window: Window) -> Any:
+        traced.append(window.index.factor)
+        return window.array * window.index.factor
+
+    for factor in (2, 2.0, [2], True, 2, 2.0):
+        with contextlib.suppress(TypeError):  # of a list
+            scaled(Window(np.ones(3, np.int32), Changing(factor)))
+    assert list(map(repr, traced)) == ["2", "2.0", "[2]", "True"]
+
+
+@pytest.mark.parametrize("static", [re.compile("a"), threading.Lock()], ids=["a pattern", "a lock"])
+def test_what_cannot_be_described_is_not_written(static: Any) -> None:
+    wrapped, given = stagec.jit(lambda window: window.array * 2), Window(f32(3), static)
+    np.testing.assert_array_equal(wrapped(given), f32(3) * 2)  # here, everybody knows what it is
+    messages = []
+    for write in (wrapped.trace(given).export, wrapped.lower(given).compile().serialize):
+        with pytest.raises(StagecError) as error:
+            write()
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"<lambda>: the arguments have a {__name__}.Window (your class), which cannot be")
+
+
+def test_keys_that_cannot_be_described_are_not_written() -> None:
+    compiled = stagec.jit(lambda x: {frozenset({1, 2}): x}).lower(f32(3)).compile()
+    with pytest.raises(StagecError, match="the result has a dict with a key that cannot be described"):
+        compiled.serialize()
 
 
 def test_a_decorator_with_options() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,11 @@ _WRITE = {
 }
 """The advice, by JAX's message."""
 _INSTEAD = {DTYPES[name].numpy_name: DTYPES[instead].numpy_name for name, instead in NOT_EXPORTABLE.items()}
+_INDIVISIBLE = (
+    re.compile(r"is partitioned (?P<parts>\d+) times, but the dimension size is (?P<size>.+?) \(full shape"),
+    re.compile(r"should be divisible by (?P<parts>\d+), but it is equal to (?P<size>.+?) \(full shape"),
+)
+"""JAX's messages about a size that may not be a multiple of the number of devices."""
 
 
 _NO_MESH = (
@@ -56,7 +62,8 @@ def given(spec: FunctionSpec) -> Iterator[None]:
 
     def advised(problem: Any) -> Any:
         said = f"{problem.what}\n{problem.write}"
-        write = next((write for words, write in _WRITE.items() if words in said), None) or _about_meshes(spec, said)
+        write = next((write for words, write in _WRITE.items() if words in said), None)
+        write = write or _about_meshes(spec, said) or _constraint(said)
         return replace(problem, write=f"{problem.write}\n{write}") if write else problem
 
     try:
@@ -82,6 +89,17 @@ def _about_meshes(spec: FunctionSpec, said: str) -> str:
         return f"its mesh has Auto axes: for those of jax.make_mesh, write axis_types = [{types}] in [meshes]"
     axes = ", ".join(f"{name} = {size}" for name, size in spec.mesh)
     return f"a build has one device, and the function runs over its mesh in [meshes] ({axes}):\n{take}"
+
+
+def _constraint(said: str) -> str:
+    """Return the advice for a symbolic size that is split over devices; "" for another message."""
+    match = next(filter(None, (pattern.search(said) for pattern in _INDIVISIBLE)), None)
+    if match is None or match["size"].isdigit():
+        return ""
+    size, parts = match["size"], match["parts"]
+    for_jax = f'["mod({size}, {parts}) == 0"]'
+    listed = f'["{size} % {parts} == 0"]' if size.isidentifier() else for_jax
+    return f"write constraints = {listed}; if Python makes the arguments, symbolic_shape(..., constraints={for_jax})"
 
 
 def refused(exported: jax.export.Exported) -> dict[str, str]:

@@ -27,6 +27,7 @@ from stagec.core.trees.tree import LEAF, Tree
 from stagec.frontends import array_shardings, updates, user_code
 from stagec.frontends.jit import Arguments, Run, Traced
 from stagec.pjrt import dialects
+from stagec.pjrt.arrays import unfit
 from stagec.pjrt.calling_convention import NUMBERS
 from stagec.stages.compiled import Compiled
 from stagec.stages.exported import Exported
@@ -295,6 +296,8 @@ def abstract(leaf: Any) -> ShapedArray:
         return ShapedArray((), dtype, weak_type=type(leaf) is not bool)
     if isinstance(leaf, execution.Array):
         return ShapedArray(leaf.shape, leaf.dtype)
+    if hasattr(leaf, "__array__") and (what := unfit(leaf)):  # a placeholder has no elements
+        raise TypeError(f"an argument is {what}")
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ShapedArray(tuple(leaf.shape), _dtype(leaf), bool(getattr(leaf, "weak_type", False)))
     raise TypeError(

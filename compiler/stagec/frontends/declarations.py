@@ -108,9 +108,13 @@ def _faults_of_names(spec: FunctionSpec, call: Call) -> Iterator[Fault]:
         "outputs": [path for leaf, path in all_of["result"].items() if leaf not in given],
     }
     for key, known in paths.items():
+        firsts: dict[str, str] = {}
         for path, name in spec.serve.get(key, {}).items():
+            first = firsts.setdefault(name, path)
             if path not in known:
                 yield f"serve.{key}[{path!r}]", f"no array of the {key} has this path", nearest(path, known)
+            elif first != path:
+                yield f"serve.{key}[{path!r}]", f'"{name}" is the name of {first}', "write another name"
             elif name in known and name not in spec.serve[key]:
                 yield f"serve.{key}[{path!r}]", f'"{name}" is the path of another array', "write another name"
     given_away = leaves_of(_donated(spec))

@@ -18,7 +18,9 @@ from stagec.core.sizes.avals import FILES, Aval, parse_aval
 from stagec.core.sizes.partitions import Partition
 from stagec.core.sizes.size import names_in
 from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.trees.tree import DEEPEST, is_too_deep
 from stagec.frontends import checkpoints, packages, repeatable, updates, user_code
+from stagec.pjrt.arrays import is_masked
 from stagec.pjrt.calling_convention import NUMBERS
 
 T = TypeVar("T")
@@ -138,7 +140,12 @@ def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, .
         raise spec.problem("avals", f"{spec.avals} returned a {type(result).__name__}", advice)
     # A dict has keys that cannot be sorted, or a class of the user's raised an error.
     registry = _jax.pytree.default_registry()
-    user_code.run(lambda: registry.flatten(result), f"a tree that {spec.avals} returned raised", spec.manifest, key)
+    _, structure = user_code.run(
+        lambda: registry.flatten(result), f"a tree that {spec.avals} returned raised", spec.manifest, key
+    )
+    if is_too_deep(structure):
+        what = f"{spec.avals} returned containers that are nested deeper than {DEEPEST} levels"
+        raise spec.problem("avals", what, "write one list or dict for several levels")
     return result, advice
 
 
@@ -276,8 +283,8 @@ def _in_static(spec: FunctionSpec, values: Mapping[Any, str]) -> str:
 
 
 def is_example(leaf: Any) -> bool:
-    """Say whether a leaf stands for an argument: it has shape and dtype, or is a Python number."""
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, NUMBERS)
+    """Say whether a leaf stands for an argument: it has shape and dtype, and no mask, or is a Python number."""
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_masked(leaf)) or isinstance(leaf, NUMBERS)
 
 
 def numbers(spec: FunctionSpec, error: StagecError) -> list[Problem]:

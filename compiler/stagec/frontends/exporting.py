@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
+
+from stagec.frontends import wholes
 
 
 def export(
@@ -25,7 +28,8 @@ def export(
     """
 
     def attempt(checks: Sequence[jax.export.DisabledSafetyCheck]) -> jax.export.Exported:
-        return jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+        exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+        return dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
 
     try:
         return attempt(disabled)

@@ -44,6 +44,7 @@ from stagec.frontends import (
     repeatable,
     source_locations,
     user_code,
+    wholes,
 )
 from stagec.pjrt import custom_calls
 from stagec.stages import by_device, mlir
@@ -290,7 +291,8 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _
     called: Any = forwarding.watched(function, entries.refusal(spec))
     called = entries.bind(called, static) if static else called
     called.__name__ = util.fun_name(bound)  # the module contains it
-    return _Prepared(function, filtering.filtered(bound, (args, kwargs), called), options, args, kwargs)
+    entry = wholes.opening(filtering.filtered(bound, (args, kwargs), called), (args, kwargs))
+    return _Prepared(function, entry, options, args, kwargs)
 
 
 def _jitted(
@@ -399,7 +401,7 @@ def _lower_for_jax(
         if spec.axis_types or hasattr(function, "lower"):
             args = _split(spec, args, mesh)
         if hasattr(function, "lower"):
-            args, kwargs = filtering.opened((args, kwargs))
+            args, kwargs = filtering.opened(wholes.opened((args, kwargs)))
             if type(function).__module__.partition(".")[0] == "equinox":  # all but arrays is static there
                 args, kwargs = jax.tree.map(jax_arguments.zeros, (args, kwargs))
             repeatable.again(spec.key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 from stagec.core.sizes import size
 from stagec.core.sizes.avals import DTYPES, Aval
-from stagec.frontends import advice, entries, filtering, user_code
+from stagec.frontends import advice, entries, filtering, user_code, wholes
 from stagec.pjrt.calling_convention import NUMBERS
 from stagec.pjrt.jax_arrays import KEYS
 
@@ -41,36 +41,13 @@ def _arguments_of_callable(spec: FunctionSpec) -> tuple[tuple[Any, ...], dict[st
     if spec.in_shardings is None and (sharded := _sharded(result)):
         what = f"{spec.avals} returned avals with shardings: {', '.join(sharded)}"
         raise spec.problem("avals", what, "name a mesh in the manifest, and write in_shardings over it")
-    if unfit := next(_unfit(result, ""), None):
-        what = f"{spec.avals} returned a {unfit[1].__module__}.{unfit[1].__qualname__} (at {unfit[0]}), "
-        what += "which looks at its arrays when it is put together: JAX traces it and cannot export it"
-        raise spec.problem("avals", what, "return its arrays, and make the object of them in the function")
-    return entries.abstracted(spec, result, _abstract, write)
+    return entries.abstracted(spec, wholes.closed(result), _abstract, write)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """Return the placeholder of an example's leaf: an array's shape and dtype, or a number as `jax.jit` traces it."""
     aval = jax.typeof(leaf) if isinstance(leaf, NUMBERS) else leaf
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
-
-
-def _unfit(tree: Any, path: str) -> Iterator[tuple[str, type]]:
-    """Yield path and class of each node in a tree that holds arrays alone, and no stand-ins for them.
-
-    Such classes, like distributions of TFP and distrax, convert their arguments, or count them.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    if jax.tree_util.treedef_is_leaf(structure) or not all(map(entries.is_example, leaves)):
-        return
-    try:
-        abstract = [jax.stages.ArgInfo(jax.typeof(leaf), False) for leaf in leaves]  # as JAX does
-        if len(jax.tree.leaves(jax.tree.unflatten(structure, abstract))) == len(leaves):
-            return
-    except Exception:  # noqa: BLE001 - a class of the user's raises anything
-        pass
-    below = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda other: other is not tree)[0]
-    inside = [unfit for keys, child in below for unfit in _unfit(child, path + jax.tree_util.keystr(keys))]
-    yield from inside or [(path, type(tree))]
 
 
 def _sharded(avals: Any) -> list[str]:

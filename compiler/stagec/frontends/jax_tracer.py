@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.telling.errors import StagecError
-from stagec.frontends import advice, callbacks, evaluation, exporting, forwarding, kernels, updates
+from stagec.frontends import advice, callbacks, evaluation, exporting, forwarding, kernels, updates, wholes
 from stagec.frontends.jit import Arguments, Run, Traced, flatten, static_key
 from stagec.frontends.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
@@ -89,16 +89,17 @@ class JaxTracer:
         self._compiler_options = compiler_options
         self._host_callbacks = host_callbacks
         self._parameters = self.static.other_parameters(fun)
-        self._apart: dict[Hashable, Any] = {}
+        self._apart: dict[Hashable, list[tuple[StaticData, Any]]] = {}
 
     def within(self) -> bool:
-        return not core.trace_state_clean() or bool(_SETTINGS.jax_disable_jit)
+        return not core.trace_state_clean() or bool(_DISABLED.value or _NANS.value or _INFS.value)
 
     def call_within(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with callbacks.handling(self._host_callbacks):
             if not core.trace_state_clean():
                 return self._jitted_for(args, kwargs)(*args, **kwargs)
-            return jax.tree.map(_from_jax, self._fun(*args, **kwargs))
+            function = self._fun if _DISABLED.value else self._jitted_for(args, kwargs)
+            return jax.tree.map(_from_jax, function(*args, **kwargs))
 
     def settings(self) -> Hashable:
         return config.trace_context(), _DEVICES.value, _beyond()
@@ -110,13 +111,16 @@ class JaxTracer:
         return aval.shape, aval.dtype, aval.weak_type
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
+        dynamic, _ = self.static.split(args, kwargs)
+        if (closed := wholes.closed(dynamic)) is not dynamic:
+            args, kwargs = tuple(self.static.merged(args, closed[0])), {**kwargs, **closed[1]}
         with callbacks.handling(self._host_callbacks):
             traced = self._jitted_for(args, kwargs).trace(*args, **kwargs)
         infos = jax.tree.leaves(traced.args_info, is_leaf=lambda info: hasattr(info, "donated"))
         return Traced(
             fun_name=traced.fun_name,
             program=traced.jaxpr,
-            in_tree=to_tree(traced.in_tree),
+            in_tree=to_tree(wholes.original(traced.in_tree)),
             out_tree=to_tree(traced.out_tree),
             in_structure=traced.in_tree,
             out_structure=traced.out_tree,
@@ -126,8 +130,9 @@ class JaxTracer:
             _compiler_options=self._compiler_options,
             _short=lambda aval: str(aval.str_short(short_dtypes=True)),
             _out_info=lambda: traced.out_info,
-            _evaluate=traced,
+            _evaluate=lambda *args, **kwargs: traced(*wholes.closed(args), **wholes.closed(kwargs)),
             _export=functools.partial(self._export, traced, args, kwargs),
+            _check_trees=functools.partial(_check_trees, traced),
         )
 
     def _export(
@@ -149,11 +154,11 @@ class JaxTracer:
                 else:
                     exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
                     exported = exporter(*args, **kwargs)
+                    exported = dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
             if faults := advice.refused(exported):
                 raise TypeError("\n".join(f"{traced.fun_name}: {what}; {write}" for what, write in faults.items()))
             if not newest:
-                trees = {"the arguments have": exported.in_tree, "the result has": exported.out_tree}
-                check("", traced.fun_name, trees)
+                _check_trees(traced)
             return _ours(exported, self._host_callbacks, self._parameters)
         except StagecError:
             raise
@@ -182,11 +187,15 @@ class JaxTracer:
     def _jitted_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the function under `jax.jit`, for these static values and settings alone."""
         dynamic, static = self.static.split(args, kwargs)
-        nodes = StaticData.of(flatten(dynamic)[1]).key()
-        key = static_key(self.like.__name__, static), nodes, _beyond()
-        if key not in self._apart:
-            self._apart[key] = jax.jit(_another(self._fun, self.like.__name__), **self._options)
-        return self._apart[key]
+        _, structure = flatten(dynamic)
+        kept = self._apart.setdefault((static_key(self.like.__name__, static), structure, _beyond()), [])
+        for data, jitted in kept:
+            if data.same(structure):
+                return jitted
+        function = wholes.opening(_another(self._fun, self.like.__name__), dynamic)
+        jitted = jax.jit(function, **self._options)
+        kept.append((StaticData.of(structure), jitted))
+        return jitted
 
 
 _BEYOND = (
@@ -198,11 +207,21 @@ _BEYOND = (
 """Settings that change a program, and that JAX leaves out of its trace context, of all releases."""
 
 
+_DISABLED, _NANS, _INFS = (
+    config.config._value_holders[name] for name in ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
+)
+"""Settings under which JAX runs the function: without compilation, or to look for numbers and to name the operation."""
 _HOLDERS = [config.config._value_holders[name] for name in _BEYOND if hasattr(_SETTINGS, name)]
 
 
 def _beyond() -> Hashable:
     return tuple([holder.value for holder in _HOLDERS])
+
+
+def _check_trees(traced: Any) -> None:
+    check(
+        "", traced.fun_name, {"the arguments have": wholes.original(traced.in_tree), "the result has": traced.out_tree}
+    )
 
 
 def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -216,7 +235,7 @@ def _another(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
 @functools.cache
 def _exclude_our_files() -> None:
     """Make JAX skip these files when it looks for the user's line that made an operation."""
-    for file in (__file__, updates.__file__):
+    for file in (__file__, updates.__file__, wholes.__file__):
         source_info_util.register_exclusion(file)
 
 

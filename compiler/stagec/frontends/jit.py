@@ -155,7 +155,8 @@ class Wrapped:
 
         A function of JAX takes numpy or JAX arrays and returns numpy arrays; a PRNG key comes back as its uint32 words.
         A function of `stagec.numpy` returns its arrays. While JAX traces or transforms a caller, this calls `jax.jit`;
-        under `jax.disable_jit` it calls the function itself, with the arguments as they are, as JAX does. Inside a
+        under `jax.disable_jit` it calls the function itself, with the arguments as they are, as JAX does. Under
+        `jax_debug_nans` and `jax_debug_infs` it calls `jax.jit`, which looks at the results. Inside a
         function that stagec traces, it becomes part of that function: its shardings are constraints, and it donates
         nothing.
 
@@ -249,6 +250,8 @@ class Traced:
     _evaluate: Callable[..., Any]
     # Takes platforms, JAX's checks that are off, and whether the module is for one compiler, in the newest form.
     _export: Callable[[Sequence[str], Sequence[Any], bool], Exported]
+    # Raises StagecError for types in the trees that cannot be described; None: all are.
+    _check_trees: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         inputs, outputs = map(self._short, self.program.in_avals), map(self._short, self.program.out_avals)
@@ -307,7 +310,7 @@ class Traced:
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
         lowered = lower_exported(self._export(platforms, (), True), platforms[0], {})
-        return replace(lowered, compiler_options=self._compiler_options)
+        return replace(lowered, compiler_options=self._compiler_options, _check_trees=self._check_trees)
 
     def export(self, platforms: Sequence[str] = ("cpu",), disabled_checks: Sequence[Any] = ()) -> Exported:
         """Return the function as an exported artifact for several platforms; sizes may be symbolic.

@@ -25,7 +25,7 @@ from stagec.core.trees.keyed import key_of, with_keys
 from stagec.core.trees.node_types import serializer
 from stagec.core.trees.nodes import STATIC, Fields, name_of
 from stagec.core.trees.one_level import PLACEHOLDERS, OneLevel, StaticLeaf
-from stagec.core.trees.tree import Tree, of_structure
+from stagec.core.trees.tree import DEEPEST, Tree, is_too_deep, of_structure
 from stagec.frontends import user_code
 from stagec.stages.exported import Exported
 
@@ -44,6 +44,10 @@ def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
     """
     problems: dict[str, Problem] = {}
     for where, tree in trees.items():
+        if is_too_deep(tree):
+            what = f"{where} containers that are nested deeper than {DEEPEST} levels"
+            problems[what] = Problem(file, key, what, "write one list or dict for several levels")
+            continue
         for node in _nodes(tree):
             kind, auxdata = node.node_data()
             try:

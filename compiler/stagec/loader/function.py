@@ -161,6 +161,17 @@ class Function:
             raise CallError("static", f"{self.name}: say which static arguments: {listed}{calls}")
         raise CallError("static", f"{self.name} was not built with {_arguments(given)}, but with {listed}{calls}")
 
+    def __reduce__(self) -> Any:
+        """Refuse: what pickle would write is in the file. Raises TypeError."""
+        what = f"{self.name} is a function of a bundle, and has executables of this process"
+        raise TypeError(f"{what}: do not pickle it, but call stagec.load(PATH) in the other process")
+
+    def __copy__(self) -> Function:
+        return self
+
+    def __deepcopy__(self, _: object) -> Function:
+        return self  # nothing in it changes
+
     def _documentation(self) -> str:
         """How to call it: `help` shows this, and so does the stub of the bundle."""
         variants = self._of.values()

@@ -181,8 +181,46 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     if function.in_shardings is not None and function.kwargs:
         what = "JAX takes in_shardings for positional arguments only, and there are kwargs"
         yield problem(("in_shardings",), what, "move the kwargs into args")
-    if function.avals is not None:
-        return
+    yield from _check_serve(function, problem)
+    wrong = contradiction([*map(parse_constraint, function.constraints)])
+    if wrong:
+        yield problem(("constraints", wrong[0]), wrong[1], "change it, or leave it out")
+    if function.avals is None:
+        yield from _check_arguments(manifest, function, mesh, bool(wrong), problem)
+    else:
+        yield from _check_padding(function, None, problem)
+        if function.constraints and not wrong:
+            dims = ", ".join(
+                sorted(
+                    {name for constraint in map(parse_constraint, function.constraints) for name in constraint.names}
+                )
+            )
+            what = f"{function.avals} makes the symbolic dimensions, with their constraints"
+            write = f'write there for example symbolic_shape("{dims}", constraints={show(function.constraints)})'
+            yield problem(("constraints",), what, write)
+
+
+def _check_serve(function: Function, problem: _Report) -> Iterator[Problem]:
+    """Two arrays of one name, and a state that is neither taken nor given."""
+    for key in ("inputs", "outputs"):
+        by_path = function.served.get(key, {})
+        for path, name in by_path.items():
+            first = next(other for other, same in by_path.items() if same == name)
+            if path != first:
+                yield problem(("serve", key, path), f'"{name}" is the name of {first}', "write another name")
+    for name, state in function.served.get("state", {}).items():
+        if not {"argument", "result"} & state.keys():
+            write = f'write for example {name} = {{ argument = "cache", result = "result[1]" }}'
+            yield problem(("serve", "state", name), "it has no argument and no result", write)
+
+
+def _check_arguments(
+    manifest: Manifest, function: Function, mesh: Mapping[str, int] | None, contradicted: bool, problem: _Report
+) -> Iterator[Problem]:
+    """What the arguments that the manifest writes decide; those of `avals` are known only after its call.
+
+    contradicted: whether no sizes fulfil the constraints.
+    """
     if mesh is not None and isinstance(function.in_shardings, str | tuple):
         yield from _check_division(function, mesh, problem)
     for index, position in enumerate(function.donate_argnums):
@@ -211,26 +249,13 @@ def _check(manifest: Manifest, name: str, function: Function) -> Iterator[Proble
     for dim in sorted(function.buckets.keys() - set(dims)):
         yield problem(("buckets", dim), f'no aval has a dimension "{dim}"', nearest(dim, dims) or "leave it out")
     yield from _check_padding(function, avals, problem)
-    for key in ("inputs", "outputs"):
-        by_path = function.served.get(key, {})
-        for path, name in by_path.items():
-            first = next(other for other, same in by_path.items() if same == name)
-            if path != first:
-                yield problem(("serve", key, path), f'"{name}" is the name of {first}', "write another name")
-    for name, state in function.served.get("state", {}).items():
-        if not {"argument", "result"} & state.keys():
-            write = f'write for example {name} = {{ argument = "cache", result = "result[1]" }}'
-            yield problem(("serve", "state", name), "it has no argument and no result", write)
     unknown = False
     for index, constraint in enumerate(function.constraints):
         for dim in sorted(parse_constraint(constraint).names - set(dims)):
             unknown = True
             what = f'"{constraint}": no aval has a dimension "{dim}"'
             yield problem(("constraints", index), what, nearest(dim, dims) or "leave it out")
-    wrong = contradiction([*map(parse_constraint, function.constraints)])
-    if wrong:
-        yield problem(("constraints", wrong[0]), wrong[1], "change it, or leave it out")
-    if not missing and not unknown and not wrong:
+    if not missing and not unknown and not contradicted:
         yield from _check_buckets(function, avals, problem)
 
 
@@ -265,13 +290,17 @@ def _fault(aval: Aval, buckets: Sequence[Mapping[str, int]]) -> AvalError | None
     return None
 
 
-def _check_padding(function: Function, avals: Mapping[_Location, Aval], problem: _Report) -> Iterator[Problem]:
-    """Padding along dimensions without buckets, with numbers that a dtype cannot hold, or with masks of other kinds."""
+def _check_padding(function: Function, avals: Mapping[_Location, Aval] | None, problem: _Report) -> Iterator[Problem]:
+    """Padding along dimensions without buckets, with numbers that a dtype cannot hold, or with masks of other kinds.
+
+    avals: None: only the export knows them.
+    """
     for dim, table in function.padding.items():
         where = ("padding", dim)
         if dim not in function.buckets:
             write = nearest(dim, sorted(function.buckets)) or "leave it out"
             yield problem(where, f'buckets have no dimension "{dim}"', write)
+        if dim not in function.buckets or avals is None:
             continue
         mask = avals.get(("kwargs", table.mask))
         kinds = f'"bool[{dim}]" or "i32[]"'

@@ -291,6 +291,8 @@ _PATTERNS = {
     RELEASE: "is not a release: numbers with . between them",
     naming.JAXLIB: "is not a release of jaxlib, as jaxlib==0.12.0 is",
     **{pattern: text for model in models.TARGETS.values() for pattern, text in model.PATTERNS.items()},
+    models.TENSOR_NAME: "is not a name of an array: letters, digits and _ . / -, the first no . / or -, at most 200",
+    models.FINGERPRINT: "is not a fingerprint: 16 digits and letters a to f, as python -m stagec.jax_cache prints it",
     models.VERSION: "is not a version: letters, digits and . + _ -",
 }
 """The words of a message after a string that does not match a pattern."""

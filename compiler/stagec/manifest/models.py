@@ -66,10 +66,12 @@ WEIGHTS, INPUTS = map(file_pattern, ("safetensors", "npz"))
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=NAME)]
 Identifier: TypeAlias = Annotated[str, StringConstraints(pattern=IDENTIFIER)]
-TensorName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}$")]
+TENSOR_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}$"
+TensorName: TypeAlias = Annotated[str, StringConstraints(pattern=TENSOR_NAME)]
 Entry: TypeAlias = Annotated[str, StringConstraints(pattern=ENTRY)]
 ModuleOrEntry: TypeAlias = Annotated[str, StringConstraints(pattern=MODULE_OR_ENTRY)]
-Fingerprint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+FINGERPRINT = "^[0-9a-f]{16}$"
+Fingerprint: TypeAlias = Annotated[str, StringConstraints(pattern=FINGERPRINT)]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "tpu"]
 Precision: TypeAlias = Literal[
     "default",
@@ -520,7 +522,10 @@ class Function(Table):
         None, description="How `stagec serve` offers the function.", examples=[{"inputs": {"x": "image"}}]
     )
     constraints: tuple[Annotated[str, AfterValidator(read_constraint)], ...] = Field(
-        (), description="What holds for the symbolic dimensions, with ==, >= or <=.", examples=[["batch % 8 == 0"]]
+        (),
+        description="What holds for the symbolic dimensions, with ==, >= or <=. The function in avals makes them with "
+        "their constraints: jax.export.symbolic_shape has a parameter for these.",
+        examples=[["batch % 8 == 0"]],
     )
     static: dict[Identifier, Annotated[Any, PlainValidator(read_static), WithJsonSchema(STATIC_SCHEMA)]] = Field(
         {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -338,6 +339,7 @@ def dtype_of(aval: Aval) -> np.dtype[Any]:
         return dtype
 
 
+_DTYPES = frozenset(dtype.numpy_name for dtype in DTYPES.values())
 _SINGLE: dict[tuple[_jax.Device, str | None], Sharding] = {}
 
 
@@ -426,7 +428,7 @@ def make_array_from_single_device_arrays(
     >>> more, total = halves(array)
     """
     shape = tuple(map(int, shape))
-    pieces = [contiguous(np.asarray(array)) for array in arrays]
+    pieces = [contiguous(values_of(array)) for array in arrays]
     parts = sharding.own_parts(shape)
     if len(pieces) != len(parts):
         of = "" if sharding.is_fully_addressable else " of this process"
@@ -457,7 +459,10 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
     tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
         that are registered with JAX. Otherwise pass a dict of the object's fields: every function takes that too.
 
-    Raises CallError ("dtype") for a leaf that is not an array, RunError if XLA cannot copy one.
+    It returns when the copies are made. A call with a device array returns before its results are there, as in JAX. On
+    a CPU it may read the memory of a numpy argument until then: do not write into that before you have read a result.
+
+    Raises CallError ("dtype") for a leaf that is not an array, or a masked one, RunError if XLA cannot copy one.
 
     >>> import numpy as np
     >>> params = stagec.device_put({"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)})
@@ -467,7 +472,7 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
     """
     if tree is None or isinstance(tree, DeviceArray):
         return tree
-    if isinstance(tree, dict | list | tuple) or not hasattr(tree, "__array__"):
+    if not isinstance(tree, np.ndarray | np.generic | _jax.ArrayImpl):
         if type(tree) not in (dict, list, tuple) and (parts := children_by_jax(tree)):
             children, structure = parts
             return structure.unflatten([device_put(child, device) for child in children])
@@ -479,12 +484,50 @@ def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
             case tuple():
                 values = [device_put(value, device) for value in tree]
                 return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
-    array = np.asarray(tree)
-    if array.dtype.hasobject:
-        kind = type(tree).__qualname__
-        raise CallError("dtype", f"a {kind} is not an array: give a dict of its fields, or a tuple of its children")
+    array = np.asarray(tree) if type(tree) in (bool, int, float, complex) else values_of(tree)
     # A separate copy: a function may donate it, and the caller's memory must not change.
     return put(native(array), single_device(device), donated=True)
+
+
+def unfit(leaf: object) -> str:
+    """Say why `jax.jit` takes no such leaf, and what to pass; "" for an array, and for a value that is traced.
+
+    NumPy makes an array of many objects, and drops what their classes add: the mask of a masked array, a unit. JAX
+    takes NumPy's arrays with those of derived classes (matrix, memmap), but masked ones, its scalars, and JAX's arrays.
+    https://docs.jax.dev/en/latest/_autosummary/jax.jit.html has no list of these; tests/pjrt/test_arguments.py has one.
+    """
+    if is_masked(leaf):
+        return "a masked array, whose mask would be lost: pass x.filled(VALUE), or x.data and x.mask"
+    kind = type(leaf)
+    if isinstance(leaf, np.ndarray | np.generic | DeviceArray | _jax.ArrayImpl) or kind.__module__.startswith(
+        "stagec."
+    ):
+        return ""
+    if str(getattr(leaf, "dtype", "")).startswith("key<") or is_traced(leaf):
+        return ""
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"a {name}, which is not an array: pass numpy.asarray(x)"
+
+
+def is_masked(leaf: object) -> bool:
+    """Whether it is an array of `numpy.ma`, which numpy imports when somebody makes one."""
+    return isinstance(leaf, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
+
+
+def is_traced(leaf: object) -> bool:
+    """Whether it stands for a value in a function that JAX traces."""
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    return tracer is not None and isinstance(leaf, tracer)
+
+
+def values_of(leaf: Any) -> NDArray[Any]:
+    """Return an array as numpy's. Raises CallError ("dtype") for what is `unfit`, and for elements that XLA lacks."""
+    if what := unfit(leaf):
+        raise CallError("dtype", f"the argument is {what}")
+    values = np.asarray(leaf)
+    if values.dtype.name not in _DTYPES:
+        raise CallError("dtype", f"the argument has dtype {values.dtype}, which arrays on devices do not have")
+    return values
 
 
 def contiguous(values: NDArray[Any]) -> NDArray[Any]:

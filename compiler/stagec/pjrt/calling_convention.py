@@ -15,7 +15,7 @@ from stagec.core.telling.refusal import CallError
 from stagec.core.trees.node_types import NodeTypes, Seen
 from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
-from stagec.pjrt.arrays import DeviceArray, dtype_of, to_numpy
+from stagec.pjrt.arrays import DeviceArray, dtype_of, is_traced, to_numpy, unfit
 from stagec.pjrt.executable import ArraySpecs, Executable
 from stagec.pjrt.prepared import Kinds, Prepared
 from stagec.pjrt.weights import Weight
@@ -309,13 +309,12 @@ class Signature:
                 return leaf.words()
             words = sys.modules["jax"].random.key_data(leaf)
             return words if of_jax else np.asarray(words)
-        try:
-            values = leaf if str(given).startswith("key<") else np.asarray(leaf)
-        except TypeError:
-            if not _is_traced(leaf):
-                raise
+        if is_traced(leaf):
             what = f"{self.name}: {self.path(i)} is traced by JAX, and an executable takes values: call "
-            raise CallError("traced", f"{what}stagec.jax.function(bundle, {self.name!r}) there instead") from None
+            raise CallError("traced", f"{what}stagec.jax.function(bundle, {self.name!r}) there instead")
+        if what := unfit(leaf):
+            raise CallError("dtype", f"{self.name}: {self.path(i)} is {what}; expected {dtype} ({aval})")
+        values = leaf if str(given).startswith("key<") else np.asarray(leaf)
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
             with np.errstate(over="ignore", invalid="ignore"):
                 return values.astype(dtype)
@@ -389,12 +388,6 @@ class Signature:
             return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
         except TreeMismatch as error:
             raise CallError("structure", f"{self.name}: the result: {error.what}") from None
-
-
-def _is_traced(leaf: Any) -> bool:
-    """Whether it stands for a value in a function that JAX traces."""
-    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
-    return tracer is not None and isinstance(leaf, tracer)
 
 
 def _x64_enabled() -> bool:

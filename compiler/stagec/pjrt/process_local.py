@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stagec.core.telling.refusal import CallError
-from stagec.pjrt.arrays import DeviceArray, native, of_pieces
+from stagec.pjrt.arrays import DeviceArray, native, of_pieces, values_of
 from stagec.pjrt.shardings import Sharding
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def make_array_from_process_local_data(
     >>> x = stagec.make_array_from_process_local_data(sharding, np.ones((4, 3), np.float32))
     >>> more, total = halves(x)
     """
-    data = native(np.asarray(local_data))
+    data = native(values_of(local_data))
     shape = global_shape_of(sharding, data.shape) if global_shape is None else tuple(map(int, global_shape))
     if len(shape) != data.ndim:
         raise CallError("shape", f"the data has {data.ndim} dimensions, and global_shape {shape} has {len(shape)}")

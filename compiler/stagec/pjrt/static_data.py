@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxlib import _jax
 
-from stagec.core.trees.same import key, same
+from stagec.core.trees.same import same
 
 _CONTAINERS = _jax.pytree.PyTreeRegistry(
     enable_none=False, enable_tuple=True, enable_namedtuple=False, enable_list=True, enable_dict=False
@@ -62,7 +62,3 @@ class StaticData(NamedTuple):
         if self.nesting != nesting:
             return False
         return all(map(operator.is_, self.parts, parts)) or all(map(same, self.parts, parts))
-
-    def key(self) -> Hashable:
-        """Return a key that is equal for two values if they are the same."""
-        return tuple(map(key, self.parts)), self.nesting

@@ -15,8 +15,9 @@ from stagec.backends.compilation import CannotCompile, DoesNotFit
 from stagec.core.builds import components, naming
 from stagec.core.builds.specs import ExecutableSpec
 from stagec.core.builds.version import VERSION
+from stagec.core.sizes.avals import dimension_variables
 from stagec.core.telling import phases
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.telling.errors import Problem, StagecError, nearest
 from stagec.core.trees.tree import argument_path
 from stagec.pjrt import compatibility
 from stagec.stages import by_device, inventory, limits, locations, mlir
@@ -101,10 +102,25 @@ def lower(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> 
     """
     try:
         exported = Exported.deserialize(by_device.read(lowered_for, spec.target) or serialized)
+        _check_bucket(exported, spec)
         return exported, lower_exported(exported, spec.target.platform, spec.bucket)
     except (NotExported, CannotLower) as error:
         write = _EXPORT_WITH_AN_OLDER if isinstance(error.__cause__, mlir.TooNew) else ""
         raise StagecError(Problem(spec.manifest, spec.key, str(error), write)) from error
+
+
+def _check_bucket(exported: Exported, spec: ExecutableSpec) -> None:
+    """Refuse sizes of dimensions that no argument has; a manifest whose arguments Python makes cannot know them."""
+    dims = {dim for aval in exported.in_avals for dim in dimension_variables(aval.shape)}
+    unknown = sorted(spec.bucket.keys() - dims)
+    if unknown:
+        where = f"functions.{spec.function}.buckets"
+        whats = {dim: f'no argument has a dimension "{dim}"' for dim in unknown}
+        problems = (
+            Problem(spec.manifest, f"{where}.{dim}", what, nearest(dim, dims) or "leave it out")
+            for dim, what in whats.items()
+        )
+        raise StagecError(*problems)
 
 
 def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> components.Table:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,7 @@ class Compiled:
     optimized: Any = field(default=None, repr=False)
     kernels: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     _parameters: tuple[str, ...] = field(default=(), repr=False)
+    _check_trees: Callable[[], None] | None = field(default=None, repr=False)  # of `Lowered`
     _executable: Executable | None = field(default=None, repr=False)  # the same, loaded, if this process compiled it
 
     def __repr__(self) -> str:
@@ -257,11 +258,15 @@ class Compiled:
         They are for processes with this jaxlib, on machines with the features that the target requires. Without a named
         target, these are the features of this machine's CPU.
 
+        Raises StagecError, as `Traced.export`, with every type in the trees that cannot be described.
+
         >>> import numpy as np
         >>> double = stagec.jit(lambda x: x * 2).lower(np.ones(3, np.float32)).compile()
         >>> stagec.Compiled.deserialize(double.serialize())(np.ones(3, np.float32))
         array([2., 2., 2.], dtype=float32)
         """
+        if self._check_trees:
+            self._check_trees()
         members = {_EXECUTABLE: self.executable, _DESCRIPTION: self.description.to_json().encode()}
         listed = {
             "format": archive.FORMAT,

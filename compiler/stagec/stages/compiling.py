@@ -76,4 +76,5 @@ def compile_program(program: Lowered, options: Mapping[str, CompilerOption], tar
         optimized=module.optimized,
         kernels=module.kernels,
         _parameters=program._parameters,
+        _check_trees=program._check_trees,
     )

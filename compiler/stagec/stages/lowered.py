@@ -5,7 +5,7 @@ Fields and methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,8 @@ class Lowered:
     in_memory_kinds: tuple[str | None, ...] = ()
     out_memory_kinds: tuple[str | None, ...] = ()
     _parameters: tuple[str, ...] = field(default=(), repr=False)
+    # Raises StagecError for types in the trees that cannot be described; None: all are.
+    _check_trees: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         devices = f", {self.nr_devices} devices" if self.nr_devices > 1 else ""

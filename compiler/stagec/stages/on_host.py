@@ -51,7 +51,15 @@ def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) ->
     properties = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
     module, mesh = CompiledModule(raw, *properties, hlo, range(program.nr_devices)), mesh_of(program)
     description = describe(program, target, module, Hardware(target.device_kind), mesh)
-    return Compiled(raw, description, hlo, mesh, _parameters=program._parameters, _executable=loaded)
+    return Compiled(
+        raw,
+        description,
+        hlo,
+        mesh,
+        _parameters=program._parameters,
+        _check_trees=program._check_trees,
+        _executable=loaded,
+    )
 
 
 def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:

@@ -17,7 +17,7 @@ from jaxlib import xla_client
 
 from stagec.core.sizes.avals import Aval, parse_aval
 from stagec.core.trees.keyed import Item, with_keys
-from stagec.core.trees.tree import LEAF, Tree
+from stagec.core.trees.tree import DEEPEST, LEAF, Tree
 from stagec.stages.errors import NotExported
 from stagec.stages.export_schema import CHECKS, DEVICE_MEMORY, DTYPES, KINDS, TABLES
 from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, OneSharding, PartitionSpec
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # The value of the field serialization_version: readers before December 2025 accept 2 and 3 alone, so JAX writes it too.
 _VERSION = 3
-_DEEPEST = 100
-"""Levels of a tree, as in JSON (`strict_json.DEEPEST`)."""
 _DICT = "builtins:dict"
 """Name of the custom node that is a dict with keys that are not strings: JAX's format has none."""
 _SCALARS: Mapping[str, Any] = {
@@ -61,7 +59,7 @@ def read(kind: type[Exported], serialized: bytes) -> Exported:
 def write(exported: Exported, vjp_order: int) -> bytes:
     """Return the bytes of `exported` with `vjp_order` orders of its vector-Jacobian products.
 
-    Raises ValueError when it has fewer, or a dtype that the format does not have.
+    Raises ValueError when it has fewer, or a dtype or nesting that the format does not have.
     """
     builder = flatbuffers.Builder(len(exported.mlir_module_serialized) + 4096)
     builder.Finish(_write(builder, "Exported", _exported(exported, vjp_order)))
@@ -304,8 +302,8 @@ def _exported(exported: Exported, vjp_order: int) -> _Fields:
 
 
 def _read_tree(table: _Table, depth: int = 0) -> Tree:
-    if depth > _DEEPEST:
-        raise ValueError(f"a tree is nested deeper than {_DEEPEST} levels")
+    if depth > DEEPEST:
+        raise ValueError(f"a tree is nested deeper than {DEEPEST} levels")
     number = table["kind"]
     if not 0 <= number < len(KINDS):
         raise ValueError(f"unknown kind of tree node {number}")
@@ -323,11 +321,13 @@ def _read_tree(table: _Table, depth: int = 0) -> Tree:
             return Tree(kind, children)
 
 
-def _tree(tree: Tree) -> _Fields:
+def _tree(tree: Tree, depth: int = 0) -> _Fields:
+    if depth > DEEPEST:
+        raise ValueError(f"a tree is nested deeper than {DEEPEST} levels, and no reader takes more")
     tree = _without_keys(tree)
     fields: dict[str, Any] = {"kind": KINDS.index(tree.kind)}
     if tree.children:
-        fields["children"] = list(map(_tree, tree.children))
+        fields["children"] = [_tree(child, depth + 1) for child in tree.children]
     if tree.kind == "dict":
         fields["children_names"] = tree.keys
     if tree.kind == "custom":

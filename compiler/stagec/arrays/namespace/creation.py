@@ -12,7 +12,7 @@ from stagec.arrays import binding, dims, dtypes, execution, tracing
 from stagec.arrays.dims import Shape
 from stagec.arrays.dtypes import INTEGRAL, KINDS, DType
 from stagec.arrays.namespace.datatypes import check_device, check_real
-from stagec.arrays.namespace.promotion import array_of, is_jaxs, is_scalar, like
+from stagec.arrays.namespace.promotion import array_of, is_jaxs, is_scalar, like, refuse_masked
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.slicing import concatenate
 from stagec.arrays.primitives.structural import broadcast, convert, full as filled, iota, reshape
@@ -38,6 +38,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         return obj if wanted is None else convert(obj, wanted)
     if copy is False:
         raise ValueError(f"asarray: a {type(obj).__qualname__} must be copied into an array; leave copy out")
+    refuse_masked(obj, "asarray")
     if isinstance(obj, list | tuple) and _has_values(obj):
         parts = [asarray(item, dtype=wanted) for item in obj]
         dtype_ = wanted or functools.reduce(dtypes.promote, [part.dtype for part in parts])
@@ -62,7 +63,7 @@ def _known(obj: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
     """Return NumPy's array of known elements, with our default dtypes for Python's numbers."""
     array = np.asarray(obj)
     kind = array.dtype.kind
-    if kind not in _PYTHON and array.dtype not in KINDS:
+    if array.dtype.newbyteorder("=") not in KINDS:
         what = f"a {type(obj).__qualname__} is not an array of numbers (NumPy gives it the dtype {array.dtype})"
         raise TypeError(f"asarray: {what}")
     if wanted is None:
@@ -100,6 +101,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
         wanted = fill_value.dtype if dtype is None else dtypes.asked(dtype)
         return broadcast(convert(fill_value, wanted), sizes, ())
     python = type(fill_value) if is_scalar(fill_value) else None
+    refuse_masked(fill_value, "full")
     if not python and (np.ndim(fill_value) or np.asarray(fill_value).dtype not in KINDS):
         raise TypeError(f"full: expected one number, not {fill_value!r}")
     own = dtypes.of_python(python) if python else dtypes.canonical(np.asarray(fill_value).dtype)

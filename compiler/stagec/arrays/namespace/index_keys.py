@@ -15,7 +15,7 @@ import numpy as np
 from stagec.arrays import binding, dims, dtypes, tracing
 from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import BOOL, INTEGRAL, KINDS, UNSIGNED
-from stagec.arrays.namespace.promotion import array_of
+from stagec.arrays.namespace.promotion import array_of, refuse_masked
 from stagec.arrays.primitives import elementwise as p
 from stagec.arrays.primitives.structural import convert
 from stagec.arrays.tracing import Tracer
@@ -30,6 +30,7 @@ def plain(key: Any) -> Any:
     if isinstance(key, tuple):
         return tuple(map(plain, key))
     if isinstance(key, Value | np.ndarray | list):
+        refuse_masked(key, "an index")
         known = np.asarray(key)
         if dtypes.KINDS.get(known.dtype) not in dtypes.INTEGRAL | {BOOL} and known.size:
             raise IndexError(f"an array of integers or bools is an index, not one of {known.dtype}")

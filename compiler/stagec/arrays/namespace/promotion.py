@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from stagec.arrays.dims import Dim
 from stagec.arrays.dtypes import FLOATING, INEXACT, KINDS, DType
 from stagec.arrays.primitives.structural import convert, size_value
 from stagec.arrays.values import Literal, Value, literal
+from stagec.pjrt.arrays import is_masked, unfit
 from stagec.pjrt.calling_convention import NUMBERS
 
 
@@ -31,11 +33,13 @@ def array_of(x: Any, function: str = "") -> Any:
         return x
     if isinstance(x, NUMBERS):
         return literal(x, dtypes.of_python(type(x)), weak_type=type(x) is not bool) if is_scalar(x) else _of_numpy(x)
-    if isinstance(x, np.ndarray | np.generic) or hasattr(x, "__array__"):
+    name = f"{function}: " if function else ""
+    if hasattr(x, "__array__"):
+        if what := unfit(x):
+            raise TypeError(f"{name}an operand is {what}")
         return _of_numpy(x)
     if isinstance(x, Dim):
         return size_value(x)
-    name = f"{function}: " if function else ""
     raise TypeError(f"{name}expected an array, not a {type(x).__qualname__}; write asarray(...) of it")
 
 
@@ -44,6 +48,14 @@ def named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., An
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function
+
+
+def refuse_masked(x: Any, function: str) -> None:
+    """Raise TypeError for a masked array, also in lists and tuples: NumPy would drop the mask."""
+    if is_masked(x):
+        raise TypeError(f"{function}: {unfit(x)}")
+    for item in x if isinstance(x, list | tuple) and "numpy.ma" in sys.modules else ():
+        refuse_masked(item, function)
 
 
 def is_jaxs(x: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -141,6 +142,10 @@ def printable(text: str) -> str:
     )
 
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A key that TOML takes without quotes."""
+
+
 def show(value: object) -> str:
     """A value as TOML writes it."""
     match value:
@@ -153,7 +158,9 @@ def show(value: object) -> str:
             )
             return f'"{shown}"'
         case dict():
-            return "{ " + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + " }" if value else "{}"
+            keys = [key if _BARE_KEY.fullmatch(key) else show(key) for key in value]
+            pairs = [f"{key} = {show(item)}" for key, item in zip(keys, value.values(), strict=True)]
+            return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
         case list() | tuple():
             return "[" + ", ".join(show(item) for item in value) + "]"
     return str(value)

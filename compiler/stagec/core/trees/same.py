@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Hashable, Mapping, Sequence, Set as AbstractSet
-from typing import Any
+from typing import Any, cast
 
 WHOLE = frozenset({bool, int, str, bytes, type(None)})
 """Types whose equal values are the same."""
@@ -33,16 +33,21 @@ def key(value: Any) -> Hashable:
     compares: Any = kind.__eq__
     if kind in (float, complex) or compares in _BY_PARTS or hasattr(value, "dtype"):
         return kind, parts
-    try:  # a user's class: its own comparison counts as well
-        hash(parts)
-    except TypeError:
-        return kind, value
-    return kind, parts, value
+    # A user's class: its own comparison counts as well. A value with a hash must not lose it by its parts.
+    return (kind, value) if _has_hash(value) and not _has_hash(parts) else (kind, parts, value)
 
 
 def same(value: Any, other: Any) -> bool:
     """Whether two static values are the same."""
     return value is other or (type(value) is type(other) and key(value) == key(other))
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _parts(value: Any) -> Hashable | None:
@@ -58,7 +63,8 @@ def _parts(value: Any) -> Hashable | None:
         case str() | bytes() | int():
             return None
         case Mapping():
-            return frozenset((key(name), key(part)) for name, part in value.items())
+            pairs = {key(name): key(part) for name, part in value.items()}
+            return frozenset(pairs.items()) if _has_hash((*pairs.values(),)) else cast(Hashable, pairs)
         case AbstractSet():
             return frozenset(map(key, value))
         case range() | slice():

@@ -239,6 +239,13 @@ def _text_of_object(name: str, fields: Mapping[str, Any]) -> str:
     return f"{_short(name)}({', '.join(f'{field}={text(value)}' for field, value in fields.items())})"
 
 
+def _is_array(value: Any) -> bool:
+    """Whether elements and dtype are all that it is. Classes of others may add a mask or a unit: `_made` has those."""
+    library, _, below = type(value).__module__.partition(".")
+    known = library in ("numpy", "ml_dtypes", "jax", "jaxlib", "stagec") and not below.startswith("ma")
+    return known and all(hasattr(value, name) for name in ("dtype", "shape", "__array__"))
+
+
 def _array(_: _Describer, value: Any, where: str) -> Any:
     try:
         array = value.__array__()
@@ -296,7 +303,8 @@ def _made(describer: _Describer, value: Any, where: str) -> Any:
         kind = _name(type(value))
         raise ValueError(f"{where or 'it'} is a {kind}, which means nothing in another process") from error
     if isinstance(reduced, str):
-        return {"name": f"{value.__module__}:{reduced}"}
+        # As pickle: a constant of C, such as Ellipsis, is in the module of its type.
+        return {"name": f"{getattr(value, '__module__', None) or type(value).__module__}:{reduced}"}
     made, args, state, items, entries = (*reduced, *(None,) * (5 - len(reduced)))[:5]
     described = {"made": describer.value(made, where), "args": describer.items(args, where)}
     if state is not None:
@@ -401,6 +409,10 @@ _KINDS = (
     _Kind(dict, {"dict": list}, lambda d, v, w: {"dict": d.sorted_pairs(v, w)}, dict, _text_of_dict, _entries),
     _Kind(OrderedDict, {"ordered": list}, lambda d, v, w: {"ordered": d.pairs(v, w)},
           OrderedDict, lambda pairs: f"OrderedDict({_text_of_dict(pairs)[1:-1]})", _entries),
+    _Kind(slice, {"slice": list}, lambda d, v, w: {"slice": d.items((v.start, v.stop, v.step), w)},
+          lambda parts: slice(*parts), lambda parts: f"slice({_listed(parts)})", _items),
+    _Kind(range, {"range": list}, lambda d, v, w: {"range": d.items((v.start, v.stop, v.step), w)},
+          lambda parts: range(*parts), lambda parts: f"range({_listed(parts)})", _items),
     _Kind(types.ModuleType, {"module": str}, lambda d, v, w: {"module": v.__name__}, None, _short),
     _Kind(lambda v: isinstance(v, enum.Enum), {"enum": str, "name": str, "value": object}, _member,
           _rebuild_member, lambda kind, name, _: f"{_short(kind)}.{name}"),
@@ -409,7 +421,7 @@ _KINDS = (
           _rebuild_treedef, lambda _: "a PyTreeDef"),
     _Kind(lambda v: isinstance(v, tuple) and hasattr(type(v), "_fields"), {"object": str, "fields": dict}, _namedtuple,
           _rebuild_object, _text_of_object, lambda _, fields: (_attributes(fields),)),
-    _Kind(lambda v: hasattr(v, "dtype") and hasattr(v, "shape") and hasattr(v, "__array__"),
+    _Kind(_is_array,
           {"array": str, "shape": list, "kind": str, "bytes": str | None, "sha256": str | None}, _array,
           _rebuild_array, lambda dtype, shape, *_: f"an array of {dtype} and shape {tuple(shape)}"),
     _Kind(lambda v: type(v).__module__ in ("numpy", "numpy.dtypes") and hasattr(v, "itemsize") and not v.names,

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Kind = Literal["leaf", "none", "tuple", "list", "dict", "custom"]
 
 
+DEEPEST = 100
+"""Levels of a tree in an artifact: readers take it apart by recursion."""
+
+
 class TreeMismatch(ValueError):
     """A value has the wrong structure: `path` is the place, `what` the fault."""
 
@@ -338,6 +342,14 @@ _LEFT_OUT = object()
 _KEYED = b'{"entries":'
 """How the static data starts that `Keyed` writes."""
 _read_fields = functools.lru_cache(1024)(Fields.from_bytes)
+
+
+def is_too_deep(structure: Any) -> bool:
+    """Whether a leaf of jaxlib's PyTreeDef is below more than DEEPEST nodes; without recursion."""
+    level = [structure]
+    for _ in range(DEEPEST + 1):
+        level = [child for node in level for child in node.children()]
+    return bool(level)
 
 
 def of_structure(structure: Any, describe: Callable[[Any], tuple[str, bytes]], key: Callable[[Any], Key]) -> Tree:
