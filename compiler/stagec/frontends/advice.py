@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from stagec.core.builds.specs import FunctionSpec
 from stagec.core.sizes.avals import DTYPES, NOT_EXPORTABLE
 from stagec.core.telling.errors import StagecError
 from stagec.frontends.pytrees import CHECKS
@@ -62,8 +63,9 @@ def given(spec: FunctionSpec) -> Iterator[None]:
 
     def advised(problem: Any) -> Any:
         said = f"{problem.what}\n{problem.write}"
-        write = next((write for words, write in _WRITE.items() if words in said), None)
-        write = write or _about_meshes(spec, said) or _constraint(said)
+        # A constraint is the better advice for a size, where a message has both.
+        write = _constraint(said) or next((write for words, write in _WRITE.items() if words in said), "")
+        write = write or _about_meshes(spec, said)
         return replace(problem, write=f"{problem.write}\n{write}") if write else problem
 
     try:
