@@ -158,11 +158,10 @@ CONTEXT_MESH = Patch(
     "JAX counts the devices of a mesh without devices only where an argument, a result or an Explicit axis names it",
     "if not abs_mesh.empty and abs_mesh._any_axis_explicit:",
 )
-SIZES = tuple(
-    Patch(
-        owner, name, "over Explicit axes JAX splits the sizes of arrays too, and then it cannot refine its own module"
-    )
-    for owner, name in ((_MLIR, "eval_dynamic_shape"), ("jax._src.export._export", "_wrap_main_func"))
+_SPLIT = "over Explicit axes JAX splits the sizes of arrays too, and then it cannot refine its own module"
+SIZES = (
+    Patch(_MLIR, "eval_dynamic_shape", _SPLIT, "partial(core.evaluate_shape, shape, ctx.module_context"),
+    Patch("jax._src.export._export", "_wrap_main_func", _SPLIT, "mlir_module = _wrap_main_func("),
 )
 _NO_DEVICE = "a kernel may ask which device is there, and this machine has none"
 LOCAL_DEVICES = Patch("jax", "local_devices", _NO_DEVICE, 'jax.local_devices(backend="gpu")')
