@@ -225,7 +225,7 @@ STATIC: list[tuple[dict[str, Any], str]] = [
     (
         {"entry": "model:padded", "args": ["f32[4]"], "static": {"mode": "reflect"}},
         "functions.f: the arguments do not fit model:padded(x, width, mode): missing a required argument: 'width'\n"
-        "  name it in args, in kwargs or in what avals returns; what is no array, in static\n",
+        "  name it in args, in kwargs or in what avals returns; other values, in static\n",
     ),
     (
         {"entry": "model:scaled", "args": ["f32[4]", "f32[4]"], "static": {"factor": 2}},

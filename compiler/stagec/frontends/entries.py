@@ -25,7 +25,7 @@ from stagec.pjrt.calling_convention import NUMBERS
 
 T = TypeVar("T")
 _UNBOUND = {
-    "missing a required argument": "name it in args, in kwargs or in what avals returns; what is no array, in static",
+    "missing a required argument": "name it in args, in kwargs or in what avals returns; other values, in static",
     "multiple values": "write the arguments behind it in kwargs",
 }
 """The advice, by Python's message."""

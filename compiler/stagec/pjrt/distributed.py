@@ -202,7 +202,7 @@ def _connect(
 
 
 def _check_counts(runtime: _jax.DistributedRuntimeClient, where: _Coordinator) -> None:
-    """Raise LoadError if processes were told different numbers of processes: XLA takes them all the same.
+    """Raise LoadError if processes have different numbers of processes: XLA says nothing.
 
     To be called when XLA has exchanged the devices: then each process has said its number.
     """
