@@ -4,7 +4,8 @@
 
 A build is two fresh processes, of the export and of the compilation of all programs, in a folder of its own, varied as
 `stagec reproduce` varies its builds. For CPUs, a third exports the models that compute while they are imported
-(models.py), every second time as on a machine with another CPU. Builds take turns with the interpreters, of which all import the same packages.
+(models.py), every second time as on a machine with another CPU. Builds take turns with the interpreters, of which all
+import the same packages.
 Exit status 1 when a program has more than one hash.
 """
 

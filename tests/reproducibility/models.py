@@ -11,7 +11,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 
 R = np.random.default_rng(0)
-N = R.normal(size=(160, 160))
+N = R.normal(size=(300, 300))
 N32 = N.astype(np.float32)
 A = jnp.asarray(N)
 KEY = jax.random.key(0)
@@ -49,12 +49,12 @@ MODELS = {
     "convolution": "convolve(array(2, 24, 24, 8), array(3, 3, 8, 16))",
     "convolution_grad": "jax.grad(lambda k: convolve(array(2, 24, 24, 8), k).sum())(array(3, 3, 8, 16))",
     "batched": "jnp.einsum('bij,bjk->bik', array(8, 32, 48), array(8, 48, 32))",
-    "half_precision": "(A.astype(jnp.bfloat16) @ A.astype(jnp.bfloat16), A.astype(jnp.float16) @ A.astype(jnp.float16))",
+    "half_precision": "[a @ a for a in (A.astype(jnp.bfloat16), A.astype(jnp.float16))]",
     "complex": "(A + 1j * A.T) @ jnp.exp(1j * A)",
     "eigh": "jnp.linalg.eigh(A + A.T)",
     "svd": "jnp.linalg.svd(A)",
     "qr": "jnp.linalg.qr(A)",
-    "solve": "(jnp.linalg.inv(A), jnp.linalg.cholesky(A @ A.T + 160 * jnp.eye(160)))",
+    "solve": "(jnp.linalg.inv(A), jnp.linalg.cholesky(A @ A.T + 300 * jnp.eye(300)))",
     "expm": "jax.scipy.linalg.expm(A / 16)",
     "fft": "jnp.fft.fft2(A)",
     "special": "(jax.scipy.special.gammaln(jnp.abs(A) + 1), lax.erf(A), jnp.sin(50 * A))",

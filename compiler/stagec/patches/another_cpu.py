@@ -47,7 +47,7 @@ def show(isa: Isa) -> None:
     action = struct.pack("<Q128xi4xQ", address, _FLAGS, 0)  # struct sigaction
     if libc.sigaction(_SIGSEGV, action, None) or not _ask(faults=True):
         raise PatchError("this system lets no process handle a fault")
-    faulthandler.enable = lambda *_, **__: None  # type: ignore[assignment]  # its handler would take the place of ours
+    faulthandler.enable = lambda *_, **__: None  # its handler would take the place of ours
 
 
 _KEPT: list[mmap.mmap] = []

@@ -69,15 +69,15 @@ def every_site(code: Code) -> tuple[int, ...]:
 
     Others are in libraries that do not ask while a model is traced: OpenSSL, and oneDNN if nothing uses it.
     """
-    found = []
+    addresses = []
     for at in code.find(_CPUID):
         around = ctypes.string_at(at - _XCHG_SIZE, 2 * _XCHG_SIZE + len(_CPUID))
         before, after = around[:_XCHG_SIZE], around[-_XCHG_SIZE:]
         kept = before == after and before[1] == 0x87  # xchg; cpuid; xchg
         copied = before[1] == 0x89 and after[1] == 0x87  # mov; cpuid; xchg
         if (kept or copied) and before[0] in _WIDE and after[0] in _WIDE:
-            found.append(at - _XCHG_SIZE)
-    return tuple(found)
+            addresses.append(at - _XCHG_SIZE)
+    return tuple(addresses)
 
 
 def hosts(code: Code) -> Iterator[int]:

@@ -124,7 +124,9 @@ JAXLIB = Library(
     "jaxlib",
     {
         "x86_64": {
-            **{"cores": cores.sites, "cpuid": cpuid.sites, "every_cpuid": cpuid.every_site},
+            "cores": cores.sites,
+            "cpuid": cpuid.sites,
+            "every_cpuid": cpuid.every_site,
             "hash_seeds": hash_seeds.sites,
         },
         "aarch64": {"cores": cores.sites, "cpuinfo": cpuinfo.sites, "hash_seeds": hash_seeds.sites},
@@ -174,7 +176,7 @@ LIBRARIES: Mapping[str, Library] = {"libjax_common.so": JAXLIB, "xla_cuda_plugin
 
 
 _OF_MODELS = frozenset({"every_cpuid"})
-"""Changes for the code of models alone: a compilation does not look for their sites, which takes as long as all others."""
+"""Changes for what models compute: a compilation does not look for their sites, which takes longer than all others."""
 
 
 @dataclass(frozen=True)
@@ -233,9 +235,9 @@ def known(code: Code, wanted: str = "") -> Build:
 
 def check_sites(code: Code, build: Build, change: str) -> None:
     """Raise UnknownBuild if a known build has another number of sites of a change than it had when it was tested."""
-    found = len(LIBRARIES[code.library].sites[code.architecture][change](code))
-    if found != build.sites[change]:
-        sites = f"{found} sites of {change} instead of {build.sites[change]}"
+    number = len(LIBRARIES[code.library].sites[code.architecture][change](code))
+    if number != build.sites[change]:
+        sites = f"{number} sites of {change} instead of {build.sites[change]}"
         raise UnknownBuild(f"{_told(code)} is not as it was tested: {sites}", "install its wheel again")
 
 

@@ -140,7 +140,7 @@ def reproduce(
                 out = folder / "out" / f"{artifact.name}.exported"
                 words: list[str | Path] = ["export", "--spec", artifact.spec, *paths]
                 words += ["--as-another-machine"] if how.another_cpu else []
-                outputs = ["--output", out, "--description", f"{out}.json"]
+                outputs: list[str | Path] = ["--output", out, "--description", f"{out}.json"]
                 outputs += ["--lowered", f"{out}.lowered"] if artifact.lowered else []
                 needed = specs.function_spec(artifact.spec.read_text()).plugins
                 packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
@@ -205,15 +205,15 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
 
 
 def _constants_of(module: ir.Module) -> Iterator[ir.Operation]:
-    found: list[ir.Operation] = []
+    operations: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         if operation.name == "stablehlo.constant":
-            found.append(operation)
+            operations.append(operation)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    yield from found
+    yield from operations
 
 
 def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:

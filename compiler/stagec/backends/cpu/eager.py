@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from stagec.backends.cpu import compiler
 from stagec.core.builds.specs import COMPUTED_ON, Aarch64Target, AnyCpuTarget, CpuTarget, FunctionSpec
+from stagec.hardware import aarch64, x86
 from stagec.patches import another_cpu, cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
 from stagec.pjrt import host
 
@@ -60,7 +61,7 @@ def can_be_another_machine() -> bool:
 def be_another_machine() -> None:
     """Let this process see the least CPU that builds, if this machine can show one; the first thing that it does."""
     with contextlib.suppress(machine_code.PatchError):
-        another_cpu.show(compiler.ISA[str(COMPUTED_ON["isa"])])
+        another_cpu.show(x86.ISA[str(COMPUTED_ON["isa"])])
 
 
 def _target(on: Mapping[str, object]) -> AnyCpuTarget:
@@ -101,9 +102,9 @@ def _patches(target: AnyCpuTarget) -> list[machine_code.Patch]:
     core: list[machine_code.Patch]
     if isinstance(target, CpuTarget):
         known_builds.check_sites(code, build, "every_cpuid")
-        core = [*cpuid.patches(code, compiler.ISA[target.isa], everywhere=True)]
+        core = [*cpuid.patches(code, x86.ISA[target.isa], everywhere=True)]
     else:
-        core = cpuinfo.patches(code, compiler.aarch64.CORES[target.core])
+        core = cpuinfo.patches(code, aarch64.CORES[target.core])
     return [*core, *cores.patches(code, target.parallelism), *hash_seeds.patches(code)]
 
 
