@@ -59,7 +59,7 @@ MODELS = {
     "fft": "jnp.fft.fft2(A)",
     "special": "(jax.scipy.special.gammaln(jnp.abs(A) + 1), lax.erf(A), jnp.sin(50 * A))",
     "matmul_x64": "jnp.tanh(A @ A)",
-    "convolution_x64": "convolve(array(2, 24, 24, 8), array(3, 3, 8, 16))",
+    "convolution_x64": "convolve(array(2, 24, 24, 8).astype(float), array(3, 3, 8, 16).astype(float))",
     "eigh_x64": "jnp.linalg.eigh(A + A.T)",
     "solve_x64": "jnp.linalg.solve(A, A[0])",
     "fft_x64": "jnp.fft.fft(A)",

@@ -146,7 +146,7 @@ TABLE = "\n\nTABLE = jnp.tanh(jnp.arange(2.0))\n\n\ndef f"
 
 @pytest.mark.skipif(not another_cpu.possible(), reason="this machine can show a process no other CPU")
 def test_what_follows_the_cpu_is_found_and_named(small: Path, tmp_path: Path) -> None:
-    """As a library that chooses kernels by itself: here a scalar. A table of JAX's is the same on all machines."""
+    """As a library that chooses kernels by itself: here a scalar. What JAX computes is the same on all machines."""
     source = f"{CPUID}{MODEL}".replace("\n\ndef f", TABLE, 1).replace('w["k"])', 'w["k"] * TABLE) * FEATURES')
     root, out = write(tmp_path / "source", source), tmp_path / "out"
     out.mkdir()
