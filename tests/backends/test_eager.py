@@ -70,6 +70,20 @@ def test_another_machine_makes_the_same_artifact(workspace: Path) -> None:
         os.sched_setaffinity(0, cores)
 
 
+@needs_another_cpu
+def test_another_machine_makes_the_same_golden_results(workspace: Path) -> None:
+    golden = {"seed": 0, "inputs": "", "bucket": {}, "rtol": 0.0, "atol": 0.0, "outputs": {}}
+    function = spec(args=["f32[160,300]"], entry="pkg.model:applied", golden=golden)
+    source = MODEL + "\n\ndef applied(x):\n    return jax.nn.softmax(x @ (x.T @ x)), TABLE[0]\n"
+    (workspace / "pkg" / "model.py").write_text(source)
+    exported_as(workspace, function, "--description", "f.json")
+    words = ("golden", "--spec", "f.spec", "--exported", "f.exported", "--description", "f.json", "--import-root", ".")
+    for number, more in enumerate(([], ["--as-another-machine"])):
+        done = stagec(*words, "--output", f"{number}.safetensors", *more, cwd=workspace, env={})
+        assert done.returncode == 0, done.stderr
+    assert (workspace / "0.safetensors").read_bytes() == (workspace / "1.safetensors").read_bytes()
+
+
 def test_the_spec_says_what_it_is_computed_on(workspace: Path) -> None:
     """Another instruction set there makes other numbers: without it they would be those of the machine."""
     assert spec().computed_on == COMPUTED_ON

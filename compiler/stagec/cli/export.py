@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options, digest, read_text, write_whole
-from stagec.cli.options import IMPORT_ROOTS, SOURCES, telling_unread
+from stagec.cli.options import ANOTHER_MACHINE, IMPORT_ROOTS, SOURCES, telling_unread
 
 if TYPE_CHECKING:
     from stagec.core.builds.specs import FunctionSpec
@@ -24,7 +24,7 @@ OPTIONS = {
     "[--committed POSITIONS]...": 'arguments on a device that the program chose, such as "0,2", or "none"; '
     "may be repeated (default: none)",
     "[--jaxpr JAXPR]": "where to write the function's jaxpr, as text",
-    "[--as-another-machine]": "let this process see another CPU, if this machine can show one",
+    **ANOTHER_MACHINE,
     **IMPORT_ROOTS,
     **SOURCES,
 }

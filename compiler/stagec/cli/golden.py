@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options, read, read_arrays, read_text, read_weights, write_parts
-from stagec.cli.options import IMPORT_ROOTS, SOURCES, telling_unread
+from stagec.cli.options import ANOTHER_MACHINE, IMPORT_ROOTS, SOURCES, telling_unread
 
 if TYPE_CHECKING:
     from stagec.core.builds.specs import FunctionSpec
@@ -21,6 +21,7 @@ OPTIONS = {
     "[--weights NAME=FILE]...": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
     "[--inputs FILE.npz]": "the file of inputs that the spec names, if it does",
     "[--on-cpu-of SPEC]": "the spec of an executable: let JAX compile for the CPU of its target",
+    **ANOTHER_MACHINE,
     **IMPORT_ROOTS,
     **SOURCES,
 }
@@ -41,6 +42,8 @@ def preload() -> None:
 def run(options: Options) -> Answer:
     from stagec.backends.cpu import eager
 
+    if options.as_another_machine:
+        eager.be_another_machine()
     if options.on_cpu_of is None:
         eager.prepare_process()
     with telling_unread(options):

@@ -62,14 +62,14 @@ def environment(target: AnyCpuTarget) -> dict[str, str]:
     return {"XLA_FLAGS": "", "NPROC": str(target.parallelism)}
 
 
-def machine(target: AnyCpuTarget) -> x86.Isa | aarch64.Core:
+def _machine(target: AnyCpuTarget) -> x86.Isa | aarch64.Core:
     """Return the CPU that XLA is to see."""
     return ISA[target.isa] if isinstance(target, CpuTarget) else aarch64.CORES[target.core]
 
 
 def hardware(target: AnyCpuTarget) -> Hardware:
     """Return the CPU that `target` stands for."""
-    seen = machine(target)
+    seen = _machine(target)
     return Hardware(seen.cpu_name, tuple(sorted(seen.requires)))
 
 
@@ -84,7 +84,7 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
     with turns.for_another_machine():
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
-        seen = machine(target)
+        seen = _machine(target)
         core = cpuid.patches(code, seen) if isinstance(seen, x86.Isa) else cpuinfo.patches(code, seen)
         changes = [*core, *cores.patches(code, target.parallelism)]
         with machine_code.patched([*changes, *hash_seeds.patches(code)]):
@@ -116,7 +116,7 @@ def compile_module(
 
     from stagec.pjrt import clients
 
-    seen, num_devices = machine(target), math.prod(mesh)
+    seen, num_devices = _machine(target), math.prod(mesh)
     unsuitable = compatibility.refusal() or clients.too_many(num_devices)
     if unsuitable:
         raise CannotCompile(unsuitable)
