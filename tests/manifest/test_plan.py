@@ -145,6 +145,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "devices": [],
         "plugins": [],
         "frontend": "jax",
+        "computed_on": {"isa": "AVX2", "core": "generic", "parallelism": 8},
     }
     assert planned == {
         "format": 1,

@@ -1,4 +1,7 @@
-"""One build of the corpus in a process of its own: `PLATFORM export OUT`, or `PLATFORM compile EXPORTED OUT`.
+"""One build of the corpus in a process of its own.
+
+`PLATFORM export OUT`, `PLATFORM compile EXPORTED OUT`, or `cpu models OUT`, of the models that compute while they are
+imported: as on a machine with another CPU where `stagec reproduce` builds so.
 
 It prints a line for each program: its name, and the digest of what was made of it.
 
@@ -96,9 +99,39 @@ def compile_all(platform: str, exported: Path, out: Path, only: list[str]) -> No
             raise SystemExit(f"{name} was not compiled")
 
 
+def build_models(out: Path, only: list[str]) -> None:
+    """Export each model in a fork, as a worker does (worker/template.py)."""
+    from stagec.backends.cpu import eager
+    from stagec.cli import export, main
+    from stagec.core.builds.specs import to_json
+    from stagec.manifest import load_manifest, plan
+
+    if int(os.environ["PYTHONHASHSEED"]) % 2:  # as `variation` has it for every second build
+        eager.be_another_machine()
+    export.preload()
+    import models
+
+    for name in shuffled(only or list(models.MODELS)):
+        file = out / f"model_{name}"
+        file.with_suffix(".py").write_text(models.source(name))
+        table = f'[functions.f]\nentry = "model_{name}:f"\nargs = ["f32[4]"]\ntargets = ["cpu"]\n'
+        table += f"enable_x64 = {str(name in models.X64).lower()}\n"
+        file.with_suffix(".toml").write_text(TARGETS.partition("[functions")[0] + table)
+        file.with_suffix(".spec").write_text(to_json(plan(load_manifest(f"{file}.toml")).exports[0].spec))
+        words = ["--spec", f"{file}.spec", "--output", f"{file}.exported", "--import-root", str(out)]
+        child = os.fork()
+        if child == 0:
+            os._exit(main(["export", *words]))
+        if os.waitpid(child, 0)[1]:
+            raise SystemExit(f"{name} was not exported")
+        print(name, hashlib.sha256(Path(f"{file}.exported").read_bytes()).hexdigest(), flush=True)
+
+
 if __name__ == "__main__":
     _, platform, command, *arguments = sys.argv
     if command == "export":
         export(platform, Path(arguments[0]), arguments[1:])
+    elif command == "models":
+        build_models(Path(arguments[0]), arguments[1:])
     else:
         compile_all(platform, Path(arguments[0]), Path(arguments[1]), arguments[2:])

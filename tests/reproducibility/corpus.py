@@ -3,7 +3,9 @@
     python tests/reproducibility/corpus.py [--builds 20] [--platform cpu] [--programs NAME ...] [--pythons PATH ...]
 
 A build is two fresh processes, of the export and of the compilation of all programs, in a folder of its own, varied as
-`stagec reproduce` varies its builds. Builds take turns with the interpreters, of which all import the same packages.
+`stagec reproduce` varies its builds. For CPUs, a third exports the models that compute while they are imported
+(models.py), every second time as on a machine with another CPU. Builds take turns with the interpreters, of which all
+import the same packages.
 Exit status 1 when a program has more than one hash.
 """
 
@@ -28,13 +30,15 @@ def build(number: int, scratch: Path, platform: str, only: list[str], python: st
     how = variation(number)
     folder = scratch / how.folder
     folder.mkdir(parents=True)
-    for name in ("programs.py", "build_programs.py"):
+    for name in ("programs.py", "models.py", "build_programs.py"):
         shutil.copy(HERE / name, folder)
     # Not the file's first lines alone: the bytes must not follow the line numbers.
     source = (folder / "programs.py").read_text()
     (folder / "programs.py").write_text(source.replace("import jax\n", "# moved\n" * number + "import jax\n", 1))
     hashes = {}
-    for suffix, arguments in (("exported", ["export", "."]), ("xla", ["compile", ".", "."])):
+    steps = [("exported", ["export", "."]), ("xla", ["compile", ".", "."])]
+    steps += [("model", ["models", "."])] if platform == "cpu" and not only else []
+    for suffix, arguments in steps:
         os.environ["PYTHONPATH"] = os.pathsep.join(
             [
                 *(entry for entry in sys.path if entry.endswith("site-packages")),

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from stagec.patches import another_cpu
 from stagec.reports.reproducibility import first_difference
-from tests.building import checked, stagec
-from tests.reproducibility.conftest import MODEL
+from tests.building import build, checked, stagec
+from tests.reproducibility.conftest import MODEL, write
 
 EXPORTS = ("f", "bits")
 EXECUTABLES = {"f.cpu.batch3": "f", "bits.cpu": "bits"}
@@ -129,3 +130,30 @@ def test_a_model_that_can_no_longer_be_built(small: Path, tmp_path: Path) -> Non
     assert done.stderr.startswith(
         "m.f: building it again in 'a' failed\n  m.toml: functions.f.entry: importing pkg.model"
     )
+
+
+CPUID = """\
+import ctypes
+import mmap
+
+# push rbx; mov eax, 7; xor ecx, ecx; cpuid; mov eax, ebx; pop rbx; ret
+PAGE = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+PAGE.write(bytes.fromhex("53 b807000000 31c9 0fa2 89d8 5b c3"))
+FEATURES = float(ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(ctypes.c_char.from_buffer(PAGE)))())
+"""
+TABLE = "\n\nTABLE = jnp.tanh(jnp.arange(2.0))\n\n\ndef f"
+
+
+@pytest.mark.skipif(not another_cpu.possible(), reason="this machine can show a process no other CPU")
+def test_what_follows_the_cpu_is_found_and_named(small: Path, tmp_path: Path) -> None:
+    """As a library that chooses kernels by itself: here a scalar. What JAX computes is the same on all machines."""
+    source = f"{CPUID}{MODEL}".replace("\n\ndef f", TABLE, 1).replace('w["k"])', 'w["k"] * TABLE) * FEATURES')
+    root, out = write(tmp_path / "source", source), tmp_path / "out"
+    out.mkdir()
+    build("m.toml", out, root)
+    done = reproduce(out, root, exports=["f"], executables=())
+    assert done.returncode == 1, done.stdout + done.stderr
+    line = 1 + source[: source.index("return jnp.tanh")].count("\n")
+    assert f"\n    the constant tensor<f32>, of pkg/model.py:{line}, was computed to other numbers\n" in done.stdout
+    assert done.stdout.startswith("m.f.exported: the built artifact and the second build here differ; ")
+    assert done.stdout.count("was computed to other numbers\n    they follow the CPU: ") == 1

@@ -5,9 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options, digest, read_text, write_whole
-from stagec.cli.options import IMPORT_ROOTS, SOURCES, telling_unread
+from stagec.cli.options import ANOTHER_MACHINE, IMPORT_ROOTS, SOURCES, telling_unread
+
+if TYPE_CHECKING:
+    from stagec.core.builds.specs import FunctionSpec
 
 OPTIONS = {
     "--spec SPEC": "the function's spec, a JSON file",
@@ -20,15 +24,20 @@ OPTIONS = {
     "[--committed POSITIONS]...": 'arguments on a device that the program chose, such as "0,2", or "none"; '
     "may be repeated (default: none)",
     "[--jaxpr JAXPR]": "where to write the function's jaxpr, as text",
+    **ANOTHER_MACHINE,
     **IMPORT_ROOTS,
     **SOURCES,
 }
 
 
 def preload() -> None:
+    from stagec.backends.cpu import eager
+
+    eager.prepare_process()
     from stagec.frontends import frontend
 
     frontend.preload()
+    eager.find_code()
     for name in ("frontends.constants", "frontends.reads"):
         importlib.import_module(f"stagec.{name}")
     for name in ("stages.by_device", "stages.export_description", "stages.serialization"):
@@ -40,15 +49,23 @@ def preload() -> None:
 
 
 def run(options: Options) -> Answer | None:
+    from stagec.backends.cpu import eager
+
+    if options.as_another_machine:
+        eager.be_another_machine()
+    eager.prepare_process()
     with telling_unread(options):
-        return _export(options)
+        from stagec.core.builds import specs
+
+        spec = specs.function_spec(read_text(options.spec))
+        with eager.computing(spec):
+            return _export(options, spec)
 
 
-def _export(options: Options) -> Answer | None:
+def _export(options: Options, spec: FunctionSpec) -> Answer | None:
     from stagec.core.builds import specs
     from stagec.core.telling import phases
 
-    spec = specs.function_spec(read_text(options.spec))
     if options.jax_key:
         from stagec.frontends import jax
 

@@ -55,6 +55,8 @@ SOURCES = {
     "[--unread FILE]": "where to write which of these it did not read, one a line",
 }
 """Of a command that runs a model's code."""
+ANOTHER_MACHINE = {"[--as-another-machine]": "let this process see another CPU, if this machine can show one"}
+"""Of a command that runs a model's code, and must make the same on every machine."""
 WEIGHTS = {"[--weights FOLDER]": "the folder with the files of weights beside the bundle (default: its own)"}
 """Of a command that reads a bundle with weights beside it."""
 INVENTORY = {"[--inventory FILE]...": "the inventory of an executable (default: those beside the bundle)"}

@@ -18,6 +18,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
+    from stagec.backends.cpu import eager
     from stagec.core.telling.progress import Progress
     from stagec.reports.reproducibility import Executable, Export, reproduce
 
@@ -34,5 +35,9 @@ def run(options: Options) -> Answer:
         differences, count = reproduce(
             exports, executables, options.import_root, plugins=plugins, progress=progress, retrace=retrace
         )
-    lines = [*differences, f"{count} artifacts built twice again, {len(differences)} differences", ""]
-    return Answer({"artifacts": count, "differences": differences}, "\n".join(lines), 1 if differences else 0)
+    lines = [*differences, f"{count} artifacts built twice again, {len(differences)} differences"]
+    another = eager.can_be_another_machine()
+    if retrace and not another:
+        lines.append("this machine can show a build no other CPU: what follows the CPU was not looked for")
+    answer = {"artifacts": count, "differences": differences, "another_cpu": retrace and another}
+    return Answer(answer, "\n".join([*lines, ""]), 1 if differences else 0)

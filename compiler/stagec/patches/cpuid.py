@@ -1,9 +1,12 @@
-"""Make LLVM see the CPU that a target names, whatever this machine is.
+"""Make LLVM see the CPU that a target names, whatever this machine is; or all of a library.
 
 XLA:CPU compiles for the machine that it runs on: LLVM asks the `cpuid` instruction. While a module is compiled, those
 few instructions are jumps to code that gives the answers of `x86.Isa` (`machine_code`). Only LLVM's own detection of
 the host is changed (llvm/lib/TargetParser/Host.cpp); libraries that choose kernels by cpuid go on to see the machine.
 Whether it worked is not taken on trust: `cpu` compares the CPU and the features that XLA stored with the target's.
+
+Where a model computes while it is traced, the kernels count too: YNNPACK chooses them by cpuid, and Eigen sums in
+blocks as large as the caches that cpuid tells. Then all such instructions of the library are changed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from stagec.patches.machine_code import Code, Patch, room_near
 
 # Compilers keep rbx: `xchg rbx, r; cpuid; xchg rbx, r`. A jump fits in place of the first two.
 _CPUID, _XCHG_SIZE, _JUMP_SIZE = b"\x0f\xa2", 3, 5
+_WIDE = (0x48, 0x49, 0x4C)  # prefixes of instructions with registers of 64 bits
 _XGETBV = b"\x31\xc9\x0f\x01\xd0"  # xor ecx, ecx; xgetbv
 _IS_EAX, _IS_ECX, _JNE = b"\x3d", b"\x81\xf9", b"\x0f\x85"
 # Leaves that LLVM asks for among others, and no other code in the library does: `mov eax, leaf`.
@@ -27,14 +31,15 @@ _ROOM = 1 << 18
 
 
 @functools.cache
-def patches(code: Code, isa: Isa) -> tuple[Patch, ...]:
+def patches(code: Code, isa: Isa, everywhere: bool = False) -> tuple[Patch, ...]:
     """Return the changes to `code`, a library with LLVM in it, that let LLVM see a CPU that has `isa` and nothing else.
 
+    everywhere: whether the rest of the library sees it too.
     Raises PatchError when there is no room for them.
     """
     at = room_near(code, _ROOM)
     result: list[Patch] = []
-    for address in sites(code):
+    for address in dict.fromkeys([*sites(code), *(every_site(code) if everywhere else ())]):
         before = ctypes.string_at(address, _JUMP_SIZE)
         answer = _answer(isa, address, before, at)
         jump = _jump(at - address - _JUMP_SIZE)
@@ -53,9 +58,26 @@ def sites(code: Code) -> tuple[int, ...]:
     for at in code.find(_CPUID, host, _NEAR):
         before = ctypes.string_at(at - _XCHG_SIZE, _XCHG_SIZE)
         after = ctypes.string_at(at + len(_CPUID), _XCHG_SIZE)
-        if before == after and before[0] in (0x48, 0x49, 0x4C) and before[1] == 0x87:
+        if before == after and before[0] in _WIDE and before[1] == 0x87:
             addresses.append(at - _XCHG_SIZE)
     return (*addresses, *code.find(_XGETBV, host, _NEAR))
+
+
+@functools.cache
+def every_site(code: Code) -> tuple[int, ...]:
+    """Return the addresses of all `cpuid` instructions of the library that keep rbx, as those of headers do.
+
+    Others are in libraries that do not ask while a model is traced: OpenSSL, and oneDNN if nothing uses it.
+    """
+    addresses = []
+    for at in code.find(_CPUID):
+        around = ctypes.string_at(at - _XCHG_SIZE, 2 * _XCHG_SIZE + len(_CPUID))
+        before, after = around[:_XCHG_SIZE], around[-_XCHG_SIZE:]
+        kept = before == after and before[1] == 0x87  # xchg; cpuid; xchg
+        copied = before[1] == 0x89 and after[1] == 0x87  # mov; cpuid; xchg
+        if (kept or copied) and before[0] in _WIDE and after[0] in _WIDE:
+            addresses.append(at - _XCHG_SIZE)
+    return tuple(addresses)
 
 
 def hosts(code: Code) -> Iterator[int]:
@@ -65,12 +87,12 @@ def hosts(code: Code) -> Iterator[int]:
 
 def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:
     """Return code, to lie `at`, for what the instructions `before` at `address` do; it jumps behind them."""
-    code = _load((isa.xcr0, None, 0, 0)) if before == _XGETBV else before[:_XCHG_SIZE] + _answers(isa)
+    code = _load((isa.xcr0, None, 0, 0)) if before == _XGETBV else before[:_XCHG_SIZE] + answers(isa)
     return code + _jump(address + _JUMP_SIZE - (at + len(code) + _JUMP_SIZE))
 
 
 @functools.cache  # the same at all sites
-def _answers(isa: Isa) -> bytes:
+def answers(isa: Isa) -> bytes:
     """Return code that does what `cpuid` does on a CPU with `isa`, and goes on behind its last byte."""
     code = _load((0, 0, 0, 0))
     for (leaf, subleaf), values in reversed(list(isa.answers.items())):

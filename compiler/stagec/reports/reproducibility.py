@@ -3,12 +3,16 @@
 Each build has its own folder, HOME, time zone, locale, hash seed, set of cores, umask, user name and, where libfaketime
 is installed, its own clock. Export and compile run as Bazel's actions run them. Artifacts are compared with what was
 built before and with each other; of a difference the first layer that has it is named, with a readable diff.
+
+The second build traces as on a machine with another CPU, where the machine can show one (backends/cpu/eager.py). So
+numbers that a model computes while it is traced, and that follow the CPU, differ: they are named with their lines.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +20,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from jaxlib.mlir import ir
 
 from stagec.backends.compilation import backend
 from stagec.core.builds import actions, specs
@@ -59,6 +65,7 @@ class Variation:
 
     folder: name of the folder that it runs in. env: variables. umask: of its files.
     cores: the number of the process's cores that it may use. clock: for libfaketime, "" for the real one.
+    another_cpu: whether tracing sees another CPU than that of the machine.
     """
 
     folder: str
@@ -66,6 +73,7 @@ class Variation:
     umask: int
     cores: int
     clock: str
+    another_cpu: bool = False
 
 
 # MALLOC_ARENA_MAX (glibc) moves the memory of threads, and so changes values that XLA derives from addresses.
@@ -84,6 +92,7 @@ VARIATIONS = (
         0o077,
         1024,
         "2031-02-03 04:05:06",
+        another_cpu=True,
     ),
 )
 """The two builds of `reproduce`."""
@@ -94,7 +103,7 @@ def variation(number: int) -> Variation:
     base = VARIATIONS[number % 2]
     env = {**base.env, "PYTHONHASHSEED": str(number * 7919 % 4294967296), "TZ": f"XXX{number % 24 - 12}"}
     clock = f"20{30 + number % 30}-01-{number % 27 + 1:02} 01:02:03" if base.clock else ""
-    return Variation(f"{base.folder}{number}", env, base.umask, number % 3 + 1, clock)
+    return Variation(f"{base.folder}{number}", env, base.umask, number % 3 + 1, clock, base.another_cpu)
 
 
 def reproduce(
@@ -129,11 +138,15 @@ def reproduce(
                 progress.step(artifact.name)
                 paths = [part for root in copied for part in ("--import-root", root)]
                 out = folder / "out" / f"{artifact.name}.exported"
-                words: list[str | Path] = ["export", "--spec", artifact.spec, "--output", out, *paths]
-                words += ["--lowered", f"{out}.lowered"] if artifact.lowered else []
+                words: list[str | Path] = ["export", "--spec", artifact.spec, *paths]
+                words += ["--as-another-machine"] if how.another_cpu else []
+                outputs: list[str | Path] = ["--output", out, "--description", f"{out}.json"]
+                outputs += ["--lowered", f"{out}.lowered"] if artifact.lowered else []
                 needed = specs.function_spec(artifact.spec.read_text()).plugins
                 packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
-                _run([*command, *words, "--description", f"{out}.json"], how, folder, artifact.name, packages)
+                _run([*command, *words, *outputs], how, folder, artifact.name, packages)
+                if len(outs) == len(VARIATIONS) and _is_unlike(artifact, outs):
+                    _run([*command, *words, "--debug-output", f"{out}.mlir"], how, folder, artifact.name, packages)
             for executable in executables:
                 progress.step(executable.name)
                 stem = folder / "out" / executable.name
@@ -146,6 +159,8 @@ def reproduce(
         for artifact in traced:
             name = f"{artifact.name}.exported"
             different = _compare([artifact.exported, *(out / name for out in outs)])
+            if different:
+                different[0] += "".join(f"\n    {line}" for line in _constants(artifact, outs))
             # The description has the digest of the other file.
             differences += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
             if artifact.lowered:
@@ -156,6 +171,49 @@ def reproduce(
             )
             differences += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
     return differences, len(traced) + len(executables)
+
+
+def _is_unlike(artifact: Export, outs: Sequence[Path]) -> bool:
+    """Return whether a build of an exported artifact is not as it was built."""
+    built = artifact.exported.read_bytes()
+    return any((out / f"{artifact.name}.exported").read_bytes() != built for out in outs)
+
+
+def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
+    """Return a line for each constant that is not the same in all builds; none if the programs differ in more."""
+    copies = [out / f"{artifact.name}.exported" for out in outs]
+    with mlir.make_context() as context:
+        modules = [
+            mlir.read_artifact(context, Exported.deserialize(file.read_bytes()).mlir_module_serialized)
+            for file in (artifact.exported, *copies)
+        ]
+        located = ir.Module.parse(Path(f"{copies[-1]}.mlir").read_text(), context)
+        every = [list(_constants_of(module)) for module in (*modules, located)]
+        if len({len(constants) for constants in every}) > 1:
+            return []
+        lines = []
+        for *others, last in zip(*every, strict=True):
+            if len({str(constant.attributes["value"]) for constant in others}) > 1:
+                users = " ".join(str(use.owner.location) for use in last.results[0].uses)
+                place = re.search(r'"([^"]+)":(\d+)', users)
+                where = f", of {place[1]}:{place[2]}," if place else ""
+                lines.append(f"the constant {last.results[0].type}{where} was computed to other numbers")
+        built, first, _ = (file.read_bytes() for file in (artifact.exported, *copies))
+        if lines and built == first:
+            lines.append("they follow the CPU: compute them with JAX, NumPy or SciPy, or pass them as an argument")
+        return lines
+
+
+def _constants_of(module: ir.Module) -> Iterator[ir.Operation]:
+    operations: list[ir.Operation] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "stablehlo.constant":
+            operations.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    yield from operations
 
 
 def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:

@@ -27,6 +27,12 @@ COLLECTIVES = (
     "reduce-scatter",
 )
 """Operations with which devices exchange arrays, by XLA's names, sorted."""
+COMPUTED_ON: Mapping[str, str | int] = {"isa": "AVX2", "core": "generic", "parallelism": 8}
+"""The CPU on which a model computes while it is imported and traced, on every machine that builds.
+
+Every machine must have it. jaxlib needs AVX, and with no more than that it cannot convert to bfloat16; on aarch64, all
+machines have the core. The parallelism is that of a target by default.
+"""
 T = TypeVar("T")
 
 
@@ -65,6 +71,8 @@ class FunctionSpec:
     environment: variables that are set before the function's module is imported.
     host_callbacks: "refuse" or "drop", for callbacks into Python without results; those with results are refused.
     frontend: the name of the one of `frontends.FRONTENDS` that exports the entry.
+    computed_on: the CPU on which it computes while it is imported and traced: "isa", on aarch64 "core", and
+        "parallelism", as targets have them.
     """
 
     name: str
@@ -101,6 +109,7 @@ class FunctionSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     host_callbacks: str = "refuse"
     frontend: str = "jax"
+    computed_on: Mapping[str, str | int] = field(default_factory=lambda: dict(COMPUTED_ON))
 
     @property
     def artifact(self) -> str:

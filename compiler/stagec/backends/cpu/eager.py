@@ -1,0 +1,116 @@
+"""What a model computes while it is imported and traced: the same numbers on every machine.
+
+A table of a module, weights that it draws, a few steps of training: JAX computes them at once, and the program has the
+result as a constant. Numbers follow the CPU and its caches, the cores, and the libraries that choose kernels by them:
+
+- XLA compiles for the machine: it sees the CPU, the cores and the seed of hash tables that the spec names, as for a
+  target (`compiler`).
+- YNNPACK chooses kernels by `cpuid`, and Eigen the size of its blocks: they see this CPU too (`cpuid`, everywhere).
+- oneDNN makes kernels of its own for products: a variable switches them off, and Eigen's remain.
+- NumPy, SciPy and other packages choose when they are loaded: variables name the CPU (`LIBRARIES`).
+
+docs/reproducibility.md has the measurements, and what is not pinned. `another_cpu` finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from stagec.backends.cpu import compiler
+from stagec.core.builds.specs import COMPUTED_ON, Aarch64Target, AnyCpuTarget, CpuTarget, FunctionSpec
+from stagec.hardware import aarch64, x86
+from stagec.patches import another_cpu, cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
+from stagec.pjrt import host
+
+_THREADS = str(COMPUTED_ON["parallelism"])
+LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "x86_64": {
+            # The names of all releases since 1.23; NumPy passes over those that it does not know.
+            "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512F AVX512CD AVX512_KNL AVX512_KNM AVX512_SKX AVX512_CLX "
+            "AVX512_CNL AVX512_ICL AVX512_SPR",
+            "OPENBLAS_CORETYPE": "Haswell",
+            "BLIS_ARCH_TYPE": "haswell",
+            "MKL_CBWR": "AVX2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",  # as PyTorch and TensorFlow have it
+            "ATEN_CPU_CAPABILITY": "avx2",
+        },
+        "aarch64": {"OPENBLAS_CORETYPE": "ARMV8"},
+    }
+)
+"""The variables by which packages take the CPU of `COMPUTED_ON` for that of the machine, by its architecture."""
+_LIBRARY = "libjax_common.so"
+
+
+def prepare_process() -> None:
+    """Set what packages and XLA read when they are loaded, in the environment; neither may be imported yet."""
+    os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy refuses both
+    os.environ.update(LIBRARIES.get(host.architecture(), {}))
+    os.environ.update(compiler.environment(_target(COMPUTED_ON)))
+    os.environ.update({"TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "false", "OMP_NUM_THREADS": _THREADS})
+
+
+def can_be_another_machine() -> bool:
+    """Return whether this machine can show a process another CPU."""
+    return another_cpu.possible()
+
+
+def be_another_machine() -> None:
+    """Let this process see the least CPU that builds, if this machine can show one; the first thing that it does."""
+    with contextlib.suppress(machine_code.PatchError):
+        another_cpu.show(x86.ISA[str(COMPUTED_ON["isa"])])
+
+
+def _target(on: Mapping[str, object]) -> AnyCpuTarget:
+    """Return the CPU of a spec's `computed_on` on a machine like this one, as a target."""
+    parallelism = int(str(on["parallelism"]))
+    if host.architecture() == "aarch64":
+        return Aarch64Target("", str(on["core"]), parallelism, {})
+    return CpuTarget("", str(on["isa"]), parallelism, {})
+
+
+@contextlib.contextmanager
+def computing(spec: FunctionSpec) -> Iterator[None]:
+    """Have XLA, and what computes with it, see the CPU of `spec.computed_on` inside a `with` statement.
+
+    `prepare_process` must have run. Nothing in this process may compile for a target meanwhile.
+    Raises StagecError if this machine cannot run such code, or if this build of jaxlib is not known, or the system does
+    not allow it.
+    """
+    from jaxlib import _jax  # noqa: F401  # it must be there
+
+    target = _target(spec.computed_on)
+    # All aarch64 machines have the core, and an emulator may show another machine's flags.
+    requires = x86.ISA[target.isa].requires if isinstance(target, CpuTarget) else ()
+    missing = host.cpu_refusal(requires, host.cpu_flags())
+    if missing:
+        what = f"what it computes while it is traced cannot run here: {missing}"
+        raise spec.problem("", what, f"build it on a machine that has {' '.join(sorted(requires))}")
+    with contextlib.ExitStack() as changes:
+        try:
+            changes.enter_context(machine_code.patched(_patches(target)))
+        except machine_code.PatchError as error:
+            what = f"what it computes while it is traced would follow this machine: {error}"
+            raise spec.problem("", what, error.write) from error
+        yield
+
+
+def _patches(target: AnyCpuTarget) -> list[machine_code.Patch]:
+    code = machine_code.loaded(_LIBRARY)
+    build = known_builds.known(code)
+    core: list[machine_code.Patch]
+    if isinstance(target, CpuTarget):
+        known_builds.check_sites(code, build, "every_cpuid")
+        core = [*cpuid.patches(code, x86.ISA[target.isa], everywhere=True)]
+    else:
+        core = cpuinfo.patches(code, aarch64.CORES[target.core])
+    return [*core, *cores.patches(code, target.parallelism), *hash_seeds.patches(code)]
+
+
+def find_code() -> None:
+    """Find the places that `computing` changes, for this process and its forks; jaxlib must be imported."""
+    with contextlib.suppress(machine_code.PatchError):  # an export will say so
+        _patches(_target(COMPUTED_ON))
