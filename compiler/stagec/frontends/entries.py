@@ -83,7 +83,7 @@ def _sizes(spec: FunctionSpec, error: StagecError, args: Any, kwargs: Any) -> li
         for name in sorted({name for dim in dims for name in names_in(dim)})
         if re.search(rf"(?<![\w.]){name} ?(?:[],)'*/+-]|!=)", said)
     ]
-    if not named:
+    if not named or "divisible by" in said or "is partitioned" in said:  # for which a constraint is the advice
         return []
     write = "write a number instead of one that the function must know"
     if compared := _COMPARED.search(said):
