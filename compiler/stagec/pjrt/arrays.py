@@ -506,7 +506,8 @@ def unfit(leaf: object) -> str:
     if str(getattr(leaf, "dtype", "")).startswith("key<") or is_traced(leaf):
         return ""
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"a {name}, which is not an array: pass numpy.asarray(x)"
+    parts = "" if hasattr(leaf, "__array__") else ", or a dict of its fields, or a tuple of its children"
+    return f"a {name}, which is not an array: pass numpy.asarray(x){parts}"
 
 
 def is_masked(leaf: object) -> bool:
