@@ -172,7 +172,11 @@ def test_a_refused_argument_is_named(way: str, ways: dict[str, Way]) -> None:
     for leaf, what in (
         (MASKED, LOST),
         (Unit(W.astype(object)), f"a {__name__}.Unit, which is not an array: pass numpy.asarray(x)"),
-        (memoryview(W), "a memoryview, which is not an array: pass numpy.asarray(x)"),
+        (
+            memoryview(W),
+            "a memoryview, which is not an array: pass numpy.asarray(x)"
+            ", or a dict of its fields, or a tuple of its children",
+        ),
     ):
         with pytest.raises(stagec.CallError) as error:
             call(leaf)
