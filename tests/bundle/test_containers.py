@@ -177,7 +177,7 @@ def test_a_server_is_pushed(bundle: Path, tmp_path: Path) -> None:
         told = json.loads(checked("image", bundle, "--output", tmp_path / "image", *more, "--json"))
         assert told["digest"] == pushed
         done = command("pull", image, tmp_path / "pulled", "--plain-http")
-        assert (done.returncode, "is not a bundle" in done.stderr) == (2, True)
+        assert (done.returncode, "server's image is pulled" in done.stderr) == (2, True)
 
 
 def test_what_is_not_a_server(bundle: Path, tmp_path: Path) -> None:

@@ -138,10 +138,9 @@ def test_the_image_of_a_server(hostile: Hostile, tmp_path: Path) -> None:
     """Its first layers are those of its base, which name no file."""
     manifest = container(hostile, ("base", b"base"), tar_of("zoo.aot", b"zoo"))
     del manifest["layers"][0]["annotations"]
-    hostile.add(manifest, "1")
-    assert refused(hostile, tmp_path / "x") == (
-        "HOST/x:1 is not a bundle: a layer names no file, as in the image of a server"
-    )
+    digest = hostile.add(manifest, "1")
+    what = "is not a bundle: a layer names no file, as in the image of a server"
+    assert refused(hostile, tmp_path / "x") == f"HOST/x@{digest} {what}"
 
 
 def test_an_index_that_leads_elsewhere(hostile: Hostile, tmp_path: Path) -> None:
