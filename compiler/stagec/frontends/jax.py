@@ -158,7 +158,8 @@ def results(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             repeatable.again(spec.key)
-            args = jax.tree.map(functools.partial(_resharded, spec), args, staged.args)
+            if spec.axis_types:
+                args = jax.tree.map(functools.partial(_resharded, spec), args, staged.args)
             with callbacks.handling(spec.host_callbacks):
                 return staged.jitted(*args, **kwargs)
 
