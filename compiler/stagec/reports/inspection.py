@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,18 +107,11 @@ def _code(path: str, ptx: str, sass: str) -> str:
     if path.endswith(".ptx"):
         texts = kernels.modules(data.decode("utf-8"))
         if (ptx or sass) not in texts:
-            raise ValueError(_no_kernel(ptx or sass, texts))
+            raise ValueError(kernels.no_kernel(ptx or sass, texts))
         return texts[ptx] if ptx else kernels.sass(kernels.assemble(texts[sass]), sass)
     if ptx:
         raise ValueError("an executable does not keep PTX: build its output group ptx, and inspect that file")
-    codes = kernels.code_of(data)
-    if sass not in codes:
-        raise ValueError(_no_kernel(sass, codes))
-    return kernels.sass(codes[sass], sass)
-
-
-def _no_kernel(name: str, names: Iterable[str]) -> str:
-    return f'it has no code of a kernel "{name}"; it has {", ".join(names) or "none"}'
+    return kernels.sass(kernels.code_of(data, sass), sass)
 
 
 def _executable(text: bytes) -> dict[str, Any]:
