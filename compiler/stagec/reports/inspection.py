@@ -77,7 +77,7 @@ def _bundle(archive: Archive) -> dict[str, Any]:
             text = archive.read(executable["description"], LARGEST)
             described = _executable(text)
             executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
-            executable.update({name: described[name] for name in ("processes",) if name in described})
+            executable.update({name: described[name] for name in ("processes", "avoided") if name in described})
             if described["target"]["platform"] == "cuda":
                 executable["kernels"] = kernels.in_bundle(archive, executable, Description.from_json(text))
     return report
@@ -184,6 +184,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
             what = " ".join(filter(None, (executable["target"], naming.bucket(executable["bucket"]), made_with)))
             after[len(rows)] = _process_lines(executable, "      ")
             after[len(rows)] += [f"      {kernels.summary(executable['kernels'])}"] if "kernels" in executable else []
+            after[len(rows)] += [f"      {line}" for line in measurements.avoided(executable.get("avoided", {}))]
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (what, *figures, digest) in enumerate(rows):
@@ -244,6 +245,7 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
         *_kernel_lines(report),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+        *(f"  defect     {line}" for line in measurements.avoided(report.get("avoided", {}))),
     ]
     return "\n".join(lines) + "\n"
 
