@@ -57,7 +57,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "frontends": _package(
         "a function to an Exported; no other package imports JAX or runs a model's code",
-        "arrays arrays.namespace arrays.primitives bundle core loader numpy pjrt stages",
+        "arrays arrays.namespace arrays.primitives backends.cpu bundle core loader numpy pjrt stages",
         "jax jaxlib msgpack numpy orbax",
     ),
     "numpy": _package(
@@ -89,7 +89,7 @@ PACKAGES: Mapping[str, Package] = {
     "stages": _package(
         "Exported, Lowered, Compiled", "backends backends.cpu bundle core costs hardware pjrt", "flatbuffers jaxlib"
     ),
-    "backends.cpu": _package("XLA's compiler for CPUs", "backends core hardware patches pjrt", "jaxlib"),
+    "backends.cpu": _package("XLA's compiler for CPUs", "backends core costs hardware patches pjrt", "jaxlib"),
     "backends.cuda": _package(
         "XLA's compiler for NVIDIA devices", "backends core costs hardware patches pjrt", "jaxlib"
     ),

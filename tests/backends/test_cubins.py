@@ -157,8 +157,9 @@ def test_the_kernels_of_an_executable(made: tuple[bytes, str]) -> None:
     assert all(row["spills"] == 0 and 0 < row["registers"] <= 255 and 0 < row["occupancy"] <= 1 for row in rows)
     assert {row["bound"] for row in rows} <= {"launch", "memory", "compute", "occupancy"}
     assert all(row["runs"] == 1 for row in rows)
-    code = reports.code_of(executable)
-    assert list(code) == [row["name"] for row in rows]
+    code = {row["name"]: reports.code_of(executable, row["name"]) for row in rows}
+    with pytest.raises(ValueError, match=f'it has no code of a kernel "none"; it has {", ".join(code)}$'):
+        reports.code_of(executable, "none")
     assert {name: cubins.read(code[name])[name].registers for name in code} == {
         row["name"]: row["registers"] for row in rows
     }

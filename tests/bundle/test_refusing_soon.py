@@ -3,27 +3,37 @@
 Most of these took minutes for a file of some megabytes. The seconds are those of the processor; a byte may take five
 times what it takes on a machine of 2024 in the worst of them.
 
-Modules: `bundle/description.py`, `bundle/dsse.py`, `bundle/index.py`, `core/data/strict_json.py`.
+Modules: `backends/cuda/container.py`, `backends/cuda/cubins.py`, `backends/cuda/riegeli.py`, `bundle/description.py`,
+`bundle/dsse.py`, `bundle/index.py`, `core/data/strict_json.py`, `core/sizes/expressions.py`.
 """
 
 import base64
 import copy
+import dataclasses
 import json
+import struct
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stagec.backends.cuda import container, cubins, riegeli
 from stagec.bundle import index, safetensors
 from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
 from stagec.bundle.attestation import signed_by
 from stagec.bundle.description import Description
 from stagec.bundle.dsse import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope
 from stagec.bundle.keys import read_keys
-from stagec.core.data import strict_json
+from stagec.core.builds.imports import Files
+from stagec.core.data import strict_json, wire
+from stagec.core.sizes import expressions
 from stagec.core.telling.refusal import LoadError
+from stagec.hardware import cuda as gpus
+from stagec.reports import kernels
+from tests.backends.test_riegeli import SIGNATURE
 from tests.signed import write_keys
 
 SECONDS, SECONDS_A_BYTE = 1.0, 1.5e-6
@@ -178,3 +188,158 @@ def test_an_index_as_large_as_one_may_be(bundle: dict[str, Any]) -> None:
     data = encode_index({**bundle, "functions": functions})
     assert LARGEST_INDEX - len(data) < 2_000_000
     assert quick(read_index, data) == ""
+
+
+def varint(number: int) -> bytes:
+    return wire.write_varint(number)
+
+
+def compressed(sizes: bytes, values: bytes, count: int) -> bytes:
+    """A Riegeli file of one chunk with these streams of Snappy. count: of records, as its header says."""
+    streams = [varint(0) + stream for stream in (sizes, values)]
+    data = b"s" + varint(len(streams[0])) + b"".join(streams)
+    header = struct.pack("<5Q", 0, len(data), 0, ord("r") | count << 8, 0)
+    return riegeli._assemble([SIGNATURE, header + data.ljust(count, b"\0")])
+
+
+def literal(content: bytes) -> bytes:
+    return bytes([63 << 2]) + (len(content) - 1).to_bytes(4, "little") + content
+
+
+def copies(offset: int, count: int) -> bytes:
+    """That many copies of 64 bytes from `offset` bytes before."""
+    return (bytes([63 << 2 | 3]) + offset.to_bytes(4, "little")) * count
+
+
+def read_records(data: bytes) -> None:
+    for _ in riegeli.records(data):
+        pass
+
+
+def test_copies_from_far_away() -> None:
+    """Each took as long as what lies between: 10 MB took minutes."""
+    size = 1_000_000
+    whole = varint(size + 64 * 500_000)
+    stream = whole + literal(bytes(size)) + copies(size, 500_000)
+    sizes = varint(len(whole)) + literal(whole)
+    assert quick(read_records, compressed(sizes, stream, 1)) == ""
+
+
+def test_more_records_than_a_chunk_says() -> None:
+    stream = varint(1 + 64 * 200_000) + literal(b"\0") + copies(1, 200_000)
+    said = quick(read_records, compressed(stream, varint(0), 7))
+    assert said == "more records than the header of their chunk says"
+    assert quick(read_records, compressed(varint(0), varint(0), 7)[:-1]) == "truncated chunk"
+
+
+def executable(thunks: bytes) -> bytes:
+    """An executable for NVIDIA devices: the least that XLA writes, around these thunks."""
+    records = [b"manifest", b"", b"", thunks]
+    file = riegeli._assemble([SIGNATURE, riegeli._plain(records)])
+    return varint(0) + wire.Record(container.EXECUTABLE[0], 2, file).encode()
+
+
+def nested(field: int, path: list[int], content: bytes) -> bytes:
+    for number in [*reversed(path), field]:
+        content = wire.Record(number, 2, content).encode()
+    return content
+
+
+def thunk(content: bytes) -> bytes:
+    (field,) = container.FIELDS["thunks"][:1]
+    return nested(field, list(container.FIELDS["thunks"][1:]), content)
+
+
+def test_thunks_in_thunks() -> None:
+    (kind, path) = container.NESTED[0]
+    content = nested(*container._NAME[:1], list(container._NAME[1:]), b"k" * 1_000_000)
+    for _ in range(400):
+        content = nested(kind, path, content)
+    assert quick(container.launches, executable(thunk(content))) == "an executable for NVIDIA devices that is damaged"
+
+
+def cubin(sections: list[tuple[int, int, int, int, int]], body: bytes) -> bytes:
+    """Machine code: the bytes of its sections, and for each its name, kind, offset, size and link."""
+    start, out = 64 + len(body), bytearray(64)
+    out[:9] = b"\x7fELF\x02\x01\x01\x41\x08"
+    struct.pack_into("<H", out, 0x12, 190)
+    struct.pack_into("<Q", out, 0x28, start)
+    struct.pack_into("<I", out, 0x30, 90 << 8)
+    struct.pack_into("<HH", out, 0x3C, len(sections), 0)
+    rows = [
+        struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, at, size, link, 0, 0, 0) for name, kind, at, size, link in sections
+    ]
+    return bytes(out) + body + b"".join(rows)
+
+
+DAMAGED = "machine code for NVIDIA devices that is damaged"
+
+
+def test_sections_that_share_their_content() -> None:
+    """93 KB took 15 seconds: each of many sections has all attributes."""
+    count, attributes = 700, struct.pack("<BBH", 1, 0, 0) * 12_000
+    names = b"\0.text.k\0.nv.info.k\0.nv.info\0"
+    symbol = struct.pack("<IIQQ", 7, 0, 0, 0)  # named "k"
+    parts = [names, symbol, struct.pack("<BBHII", 4, 0x2F, 8, 0, 24), attributes]
+    at = [64 + sum(map(len, parts[:i])) for i in range(len(parts))]
+    fixed = [
+        (0, 3, at[0], len(names), 0),
+        (1, 1, at[0], 1, 0),
+        (0, 2, at[1], 24, 0),
+        (20, 1, at[2], len(parts[2]), 2),
+    ]
+    body = b"".join(parts)
+    assert cubins.read(cubin([*fixed, (9, 1, at[3], len(attributes), 0)], body))["k"].registers == 24
+    shared = cubin([*fixed, *[(9, 1, at[3], len(attributes), 0)] * count], body)
+    assert len(shared) < 95_000
+    assert quick(cubins.read, shared) == DAMAGED
+    # Nor may they have one name: each would count the instructions of its function.
+    several = [(9, 1, at[3] + 4 * i, 4, 0) for i in range(count)]
+    assert quick(cubins.read, cubin([*fixed, *several], body)) == DAMAGED
+
+
+@pytest.mark.parametrize("of_symbols", [False, True])
+def test_names_that_begin_in_each_other(of_symbols: bool) -> None:
+    """4 MB took 959 MiB: names of 16 KiB, each a byte later than the one before."""
+    count, text = 16_000, b"n" * 32_000 + b"\0.nv.info\0"
+    names = (0, 3, 64, len(text), 0)
+    if of_symbols:
+        symbols = b"".join(struct.pack("<IIQQ", i + 16_000, 0, 0, 0) for i in range(count))
+        attributes = b"".join(struct.pack("<BBHII", 4, 0x2F, 8, i, 24) for i in range(count))
+        table = (32_000, 2, 64 + len(text), len(symbols), 0)
+        info = (32_001, 1, 64 + len(text) + len(symbols), len(attributes), 1)
+        code = cubin([names, table, info], text + symbols + attributes)
+    else:
+        code = cubin([names, *[(i + 15_700, 8, 64, 0, 0) for i in range(count)]], text)
+    tracemalloc.start()
+    try:
+        assert quick(cubins.read, code) == DAMAGED
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(code)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_name_of_many_parts() -> None:
+    """Python's parser joins them one by one."""
+    source = b"import " + b".".join([b"a"] * 200_000)
+    assert quick(lambda data: expressions.module(data.decode()), source).startswith("not Python that is read")
+    files = Files(["m.py"], ["."], lambda path: source)
+    assert quick(lambda module: files.looked_for([module.decode()]), b"m") == ""
+    assert expressions.module("x = 1.5\n" * 2000 + "import a.b.c").body
+
+
+def test_native_formats_are_read_in_a_child_process(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever reading them takes, the command goes on: also for an executable in a bundle."""
+
+    def here(data: bytes) -> Any:
+        raise AssertionError("it is read in the process of the command")
+
+    for reader in ("parts", "launches", "layers"):
+        monkeypatch.setattr(container, reader, here)
+    figures = dataclasses.asdict(gpus.device("h200"))
+    described = Description.from_json(Archive(zoo)["mlp.cpu.batch4.json"])
+    described = described._replace(target=described.target._replace(platform="cuda", settings={"figures": figures}))
+    assert kernels.of_executable(executable(b""), described) == []
+    assert quick(lambda data: kernels.of_executable(data, described), b"\0") == "no executable"
+    none = 'it has no code of a kernel "k"; it has none'
+    assert quick(lambda data: kernels.code_of(data, "k"), executable(b"")) == none

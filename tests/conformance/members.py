@@ -302,6 +302,29 @@ REFUSED = ("device", "backend", "abstracted_axes")
 """Parameters of jax.jit that mean nothing ahead of time."""
 
 
+_DIFFERS = """\
+## Where stagec does not do as `jax.jit`
+
+XLA of some jaxlibs makes programs for CPUs that end their process, or give wrong numbers without a word. stagec
+looks for them in each optimized program, compiles such a program again with the option that avoids the defect,
+and says so: the build prints a warning, the description has `avoided`, and `inspect`, `diff` and `report`
+show it. This also holds for golden results, and for what the loader compiles. `jax.jit` itself is not changed.
+
+| issue | releases | what XLA does | the option |
+| --- | --- | --- | --- |
+| jax#40412, jax#39257 | 0.10.2, 0.11.0 | it ends the process or gives wrong numbers where it leaves arrays of \
+seven or more dimensions to YNNPACK | `xla_cpu_experimental_ynn_fusion_type = ""` |
+| jax#39103 | 0.10.1, 0.10.2 | it gives wrong numbers where it leaves a reduction of a matrix product to YNNPACK: \
+`jax.vmap(lambda row: jnp.sum((m @ row) ** 2))` over more than 16,384 rows of float64, or 32,768 of float32 | \
+`xla_cpu_experimental_ynn_fusion_type = ""` |
+
+Such a program has the last bits of `jax.jit` with this option. If your own `compiler_options` set it to another value,
+stagec refuses the program, with the issue. A report that `jnp.arctan` is wrong (jax#39352) is not in the table: nobody
+could reproduce it, and `tests/conformance/test_arctan.py` looks for it.
+""".splitlines()
+"""Where stagec is better: tests/backends/test_defects.py."""
+
+
 def as_markdown() -> str:
     """Return docs/conformance.md."""
     every = programs()
@@ -329,6 +352,8 @@ def as_markdown() -> str:
         "Numbers that a model computes while it is imported, such as tables, are in the artifact as the build",
         "computed them: on [one CPU for all builds](reproducibility.md#what-a-model-computes). The command imports",
         "the model where XLA sees the CPU of the target, so such constants may differ in the last bits.",
+        "",
+        *_DIFFERS,
         "",
         "## Members",
         "",

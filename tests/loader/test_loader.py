@@ -367,7 +367,7 @@ def test_a_description_is_checked_before_it_is_read(zoo: Path, tmp_path: Path) -
 
 def test_a_description_of_another_format(zoo: Path, tmp_path: Path) -> None:
     path = edited_descriptions(zoo, tmp_path / "x.aot", "loop", lambda description: description.update(format=9))
-    assert refusal_of_call(path) == ("format", "zoo.aot: loop.cpu.json: its format is 9, this version reads 1 to 3")
+    assert refusal_of_call(path) == ("format", "zoo.aot: loop.cpu.json: its format is 9, this version reads 1 to 4")
 
 
 def test_a_description_of_the_format_before_is_read(zoo: Path, tmp_path: Path) -> None:

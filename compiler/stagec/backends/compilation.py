@@ -57,6 +57,7 @@ class CompiledModule:
     devices: parts of JAX's keys in its compilation cache that follow the device (`jax_entries`); empty for CPUs.
     optimized: jaxlib's HloModule of `hlo`, with those elements; None if nobody needs it.
     kernels: the facts about each kernel (`backends.cuda.kernels`); empty for other platforms.
+    avoided: known defects of XLA that the program would have: issue -> the option that avoids it.
     """
 
     executable: bytes
@@ -68,6 +69,7 @@ class CompiledModule:
     devices: Mapping[str, bytes] = field(default_factory=dict)
     optimized: Any = None
     kernels: Sequence[Mapping[str, Any]] = ()
+    avoided: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from stagec.core.builds import naming
@@ -19,9 +20,11 @@ FORMAT = 2
 1 (November 2026): the first.
 2 (November 2026): `analysis` counts loops as often as they turn, has the bytes that devices send and the time of links,
 and lists unknown facts.
-3 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries. All are read.
+3 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries.
+4 (November 2026): `avoided`. All are read.
 """
 FORMAT_WITH_KEYS = 3
+FORMAT_WITH_AVOIDED = 4
 LARGEST = 2**24
 """Bytes of a description (16 MiB): one of a function with a hundred thousand arguments."""
 
@@ -122,6 +125,8 @@ class Description(NamedTuple):
         made of it for this target and bucket, and of the executable.
     executable_bytes: size of the executable.
     components: the inputs of its build: name -> {"value", "sha256"} (stagec/core/builds/components.py).
+    avoided: known defects of the compiler that the program would have: issue -> the option that avoids it, beside those
+        of `target` (stagec/backends/cpu/defects.py).
     """
 
     manifest: str
@@ -148,6 +153,7 @@ class Description(NamedTuple):
     executable_sha256: str
     executable_bytes: int
     components: Mapping[str, Mapping[str, str]]
+    avoided: Mapping[str, str] = MappingProxyType({})
 
     @property
     def artifact(self) -> str:
@@ -169,6 +175,10 @@ class Description(NamedTuple):
         values["target"] = self.target.to_plain()
         values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
         form = FORMAT if self.in_tree.is_plain and self.out_tree.is_plain else FORMAT_WITH_KEYS
+        if self.avoided:
+            form = FORMAT_WITH_AVOIDED
+        else:
+            del values["avoided"]
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
         values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
         return json.dumps({"format": form, "kind": "executable", **values}, indent=1) + "\n"
@@ -184,10 +194,12 @@ class Description(NamedTuple):
             raise ValueError("it does not describe an executable")
         if data.get("format") == 1:
             data["analysis"] = _counted_anew(data.get("analysis"))
-        elif data.get("format") not in (FORMAT, FORMAT_WITH_KEYS):
-            raise ValueError(f"its format is {data.get('format')!r}, this version reads 1 to {FORMAT_WITH_KEYS}")
+        elif data.get("format") not in (FORMAT, FORMAT_WITH_KEYS, FORMAT_WITH_AVOIDED):
+            raise ValueError(f"its format is {data.get('format')!r}, this version reads 1 to {FORMAT_WITH_AVOIDED}")
         _DESCRIPTION(data)
-        values = {name: data[name] for name in Description._fields}
+        if bool(data.get("avoided")) != (data["format"] == FORMAT_WITH_AVOIDED):
+            raise ValueError(f"format: avoided defects are of {FORMAT_WITH_AVOIDED}, and it always has some")
+        values = {name: data[name] for name in Description._fields if name in data}
         values["target"] = Target.from_plain(data["target"])
         assigned = values["device_assignment"]
         values["device_assignment"] = assigned and DeviceAssignment.from_plain(assigned)
@@ -196,7 +208,7 @@ class Description(NamedTuple):
         values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}
         description = Description(**values)
         description._check()
-        if data["format"] != FORMAT_WITH_KEYS and not (description.in_tree.is_plain and description.out_tree.is_plain):
+        if data["format"] < FORMAT_WITH_KEYS and not (description.in_tree.is_plain and description.out_tree.is_plain):
             raise ValueError(f"format: its trees are of {FORMAT_WITH_KEYS}, not of {data['format']}")
         return description
 
@@ -286,5 +298,6 @@ _DESCRIPTION = json_shapes.shape(
         "executable_sha256": json_shapes.sha256,
         "executable_bytes": int,
         "components": {...: {"value": str, "sha256": json_shapes.sha256}},
+        "avoided?": {...: str},
     }
 )

@@ -138,14 +138,13 @@ def _timeline(compiled: Compiled, spec: ExecutableSpec) -> str:
 def _write_executable(options: Options, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
         from stagec.stages import inventory
-        from stagec.stages.building import compile_exported
+        from stagec.stages.building import compile_exported, notice
         from stagec.stages.limits import advice
 
     started = time.monotonic()
     compiled = compile_exported(serialized, spec, lowered_for, bool(options.inventory))
-    late = advice(spec, time.monotonic() - started)
-    if late:
-        print(dataclasses.replace(late, label=options.label), file=sys.stderr)
+    for warning in filter(None, (notice(compiled, spec), advice(spec, time.monotonic() - started))):
+        print(dataclasses.replace(warning, label=options.label), file=sys.stderr)
     items = compiled.inventory
     _write(options.output, lambda: compiled.executable)
     _write(options.description, lambda: compiled.description.to_json().encode())

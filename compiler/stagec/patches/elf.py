@@ -50,16 +50,23 @@ class Section(NamedTuple):
 
 
 def sections(data: bytes | mmap.mmap) -> list[Section]:
-    """Return the sections of a 64-bit file, by index. Raises struct.error or LookupError when it is none."""
+    """Return the sections of a 64-bit file, by index. Raises struct.error or LookupError when it is none.
+
+    Together, their names and their contents are no longer than the file: who reads them takes time by its length.
+    """
     if data[:6] != b"\x7fELF\x02\x01":
         raise LookupError("no ELF file")
     (start,), (count, names) = struct.unpack_from("<Q", data, 0x28), struct.unpack_from("<HH", data, 0x3C)
     headers = list(struct.iter_unpack("<IIQQQQIIQQ", data[start : start + 64 * count]))
-    listed = [
-        Section(text(data, headers[names][4] + title), slice(at, at + (size if kind != _NO_CONTENT else 0)), size, link)
-        for title, kind, _, _, at, size, link, *_ in headers
-    ]
-    if len(listed) != count or any(section.content.stop > len(data) for section in listed):
+    listed: list[Section] = []
+    named = filled = 0
+    for title, kind, _, _, at, size, link, *_ in headers:
+        content = slice(at, at + (size if kind != _NO_CONTENT else 0))
+        listed.append(Section(text(data, headers[names][4] + title), content, size, link))
+        named, filled = named + len(listed[-1].name), filled + content.stop - at
+        if max(named, filled, content.stop) > len(data):
+            raise LookupError("a file that is cut off, or whose sections share what they have")
+    if len(listed) != count:
         raise LookupError("a file that is cut off")
     return listed
 

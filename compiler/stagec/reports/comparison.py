@@ -107,6 +107,7 @@ def _executables(archive: Archive) -> dict[str, Row]:
             metrics = {"bytes": description.executable_bytes, **description.analysis}
             name = entry["description"].removesuffix(".json")
             rows[name] = {key: metrics[key] for key in METRICS}
+            rows[name] |= {"avoided": dict(description.avoided)} if description.avoided else {}
             if description.target.platform == "cuda":
                 rows[name]["kernels"] = kernels.figures(kernels.in_bundle(archive, entry, description))
     return rows

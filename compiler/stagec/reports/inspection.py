@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def _bundle(archive: Archive) -> dict[str, Any]:
             text = archive.read(executable["description"], LARGEST)
             described = _executable(text)
             executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
-            executable.update({name: described[name] for name in ("processes",) if name in described})
+            executable.update({name: described[name] for name in ("processes", "avoided") if name in described})
             if described["target"]["platform"] == "cuda":
                 executable["kernels"] = kernels.in_bundle(archive, executable, Description.from_json(text))
     return report
@@ -108,18 +107,11 @@ def _code(path: str, ptx: str, sass: str) -> str:
     if path.endswith(".ptx"):
         texts = kernels.modules(data.decode("utf-8"))
         if (ptx or sass) not in texts:
-            raise ValueError(_no_kernel(ptx or sass, texts))
+            raise ValueError(kernels.no_kernel(ptx or sass, texts))
         return texts[ptx] if ptx else kernels.sass(kernels.assemble(texts[sass]), sass)
     if ptx:
         raise ValueError("an executable does not keep PTX: build its output group ptx, and inspect that file")
-    codes = kernels.code_of(data)
-    if sass not in codes:
-        raise ValueError(_no_kernel(sass, codes))
-    return kernels.sass(codes[sass], sass)
-
-
-def _no_kernel(name: str, names: Iterable[str]) -> str:
-    return f'it has no code of a kernel "{name}"; it has {", ".join(names) or "none"}'
+    return kernels.sass(kernels.code_of(data, sass), sass)
 
 
 def _executable(text: bytes) -> dict[str, Any]:
@@ -192,6 +184,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
             what = " ".join(filter(None, (executable["target"], naming.bucket(executable["bucket"]), made_with)))
             after[len(rows)] = _process_lines(executable, "      ")
             after[len(rows)] += [f"      {kernels.summary(executable['kernels'])}"] if "kernels" in executable else []
+            after[len(rows)] += [f"      {line}" for line in measurements.avoided(executable.get("avoided", {}))]
             rows.append((what, f"{entry['bytes']:,}", flops, peak, entry["sha256"][:12]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (what, *figures, digest) in enumerate(rows):
@@ -252,6 +245,7 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
         *_kernel_lines(report),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+        *(f"  defect     {line}" for line in measurements.avoided(report.get("avoided", {}))),
     ]
     return "\n".join(lines) + "\n"
 

@@ -6,10 +6,11 @@ from PTX.
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ _PROGRAMS = "nvidia.cu13.bin"
 _TOOLS = {"ptxas": "compiler/cuda.lock", "nvdisasm": "compiler/cuda_tools.lock"}
 """NVIDIA's programs, and the lock that has each."""
 _SECONDS = 300
+_NAMES, _LONGEST = 100, 200
+"""How many names of kernels a message has, and how many characters of each."""
 _VERSION = re.compile(r"^\s*\.version\b", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$.]+)")
@@ -40,21 +43,29 @@ _FUNCTION = re.compile(r"^//-+ \.text\.(\S+) +-+$", re.MULTILINE)
 def of_executable(data: bytes, description: Description, timed: bool = False) -> list[Kernel]:
     """Return the kernels of an executable (`backends.cuda.kernels.of`); none for another platform.
 
-    timed: add the bound of each. Native code reads the program for that, in a child process.
+    timed: add the bound of each. A child process reads the executable (`core.data.child`).
     Raises ValueError when the bytes are not an executable for NVIDIA devices, or its description does not name the
     device.
     """
     if description.target.platform != "cuda":
         return []
+    device = description.target.settings.get("figures", {})
+    return list(child.call(rows, data, device, description.nr_devices, timed))
+
+
+def rows(data: bytes, figures: Mapping[str, Any], devices: int, timed: bool) -> list[Kernel]:
+    """Do that in this process, which may end, or take long, if the bytes are somebody else's.
+
+    figures: of the device. devices: their number.
+    """
     try:
-        device = cuda_devices.read(description.target.settings.get("figures", {}))  # type: ignore[arg-type]
+        device = cuda_devices.read(figures)
     except StagecError as error:
         raise ValueError(f"its description has no device: {error}") from error
-    program = child.call(optimized, data) if timed else ""
-    return kernels.of(data, device, program, description.nr_devices)
+    return kernels.of(data, device, _optimized(data) if timed else "", devices)
 
 
-def optimized(data: bytes) -> str:
+def _optimized(data: bytes) -> str:
     """Return the optimized HLO of an executable as a string. Raises ValueError; jaxlib may end the process."""
     module = next(part for name, part, _ in container.layers(data) if name == "optimized HLO")
     return str(compatibility.hlo().HloModule.from_serialized_hlo_module_proto(module).to_string()) if module else ""
@@ -137,14 +148,31 @@ def lines(rows: Sequence[Kernel]) -> Iterator[str]:
         yield "  ".join([f"{name:<{widths[0]}}", *row_text])
 
 
-def code_of(data: bytes) -> dict[str, bytes]:
-    """Return the machine code of the kernels of an executable, by name. Raises ValueError when it is something else."""
+def code_of(data: bytes, name: str) -> bytes:
+    """Return the machine code of a kernel of an executable, which a child process reads.
+
+    Raises ValueError when it is something else, or has no such kernel.
+    """
+    return base64.b64decode(child.call(encoded, data, name))
+
+
+def encoded(data: bytes, name: str) -> str:
+    """Do that in this process, which may take long if the bytes are somebody else's; return the code in base64."""
     code: dict[str, bytes] = {}
     for launch in container.launches(data):
         if launch.code is not None:
             names = [launch.function] if launch.function else list(cubins.read(launch.code))
             code |= dict.fromkeys(names, launch.code)
-    return code
+    if name not in code:
+        raise ValueError(no_kernel(name, code))
+    return base64.b64encode(code[name]).decode()
+
+
+def no_kernel(name: str, names: Collection[str]) -> str:
+    """Say that it has no code of a kernel, and of which it has."""
+    first, more = [*names][:_NAMES], len(names) - _NAMES
+    listed = ", ".join([*(known[:_LONGEST] for known in first), *([f"and {more:,} more"] if more > 0 else [])])
+    return f'it has no code of a kernel "{name}"; it has {listed or "none"}'
 
 
 def modules(ptx: str) -> dict[str, str]:

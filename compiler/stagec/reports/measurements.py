@@ -51,6 +51,11 @@ def hardware(target: Mapping[str, Any]) -> str:
     return " ".join(map(str, filter(None, [target["platform"], *shown])))
 
 
+def avoided(defects: Mapping[str, str]) -> list[str]:
+    """Return a line for each defect that a description says is avoided."""
+    return [f"{issue} is avoided, with the compiler option {option}" for issue, option in defects.items()]
+
+
 def executables(path: str, archive: Archive, inventories: Sequence[str] = ()) -> Iterator[Executable]:
     """Yield the executables of a bundle, in the order of its index.
 

@@ -102,6 +102,7 @@ def _executable(executable: Executable, seconds: float | None) -> dict[str, Any]
         "size": description.executable_bytes,
         "hardware": f"{description.target.name}: {measurements.hardware(description.target.to_plain())}",
         "devices": description.nr_devices,
+        "avoided": measurements.avoided(description.avoided),
         "mesh": naming.sizes(dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))) if mesh else "",
         "itemized": inventory is not None,
         "arrays": [[row["kind"], row["name"], row["type"], row["bytes"]] for row in inventory["arrays"]]

@@ -154,6 +154,16 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
     return {**source, **components.table(values)}
 
 
+def notice(compiled: Compiled, spec: ExecutableSpec) -> Problem | None:
+    """Return a warning about known defects of XLA that it was compiled around; None if there are none."""
+    avoided = compiled.description.avoided
+    if not avoided:
+        return None
+    options = ", ".join(dict.fromkeys(avoided.values()))
+    what = f"warning: jaxlib {compatibility.version()} has a defect that this program meets ({', '.join(avoided)})"
+    return Problem(spec.manifest, spec.key, f"{what}: it is compiled with {options}")
+
+
 def problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:
     """Return the error of an executable with its place in the manifest. write: the advice, if `error` has none."""
     key = f"targets.{spec.target.name}.{error.key}" if error.key else spec.key

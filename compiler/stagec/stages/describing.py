@@ -62,6 +62,7 @@ def describe(
         executable_sha256=hashlib.sha256(module.executable).hexdigest(),
         executable_bytes=len(module.executable),
         components={},
+        avoided=module.avoided,
     )
 
 

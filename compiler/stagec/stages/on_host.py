@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
 from stagec.backends import compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware
-from stagec.backends.cpu import compiler as cpu
+from stagec.backends.cpu import compiler as cpu, defects
 from stagec.bundle.description import Target
 from stagec.core.builds.compiler_options import described
 from stagec.core.builds.specs import CompilerOption
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) -> Compiled:
     """Compile for this machine's CPU; the program may need all of its features."""
-    loaded = load(program, options, clients.devices("cpu", program.nr_devices))
+    loaded, avoided = _load(program, options, clients.devices("cpu", program.nr_devices))
     serialized = bytes(loaded.loaded.serialize())
     hlo = str(loaded.loaded.hlo_modules()[0].to_string())
     features = cpu.stored_features(serialized)
@@ -49,7 +49,8 @@ def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) ->
         settings={"isa": "", "parallelism": os.cpu_count() or 1, **settings},
     )
     properties = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
-    module, mesh = CompiledModule(raw, *properties, hlo, range(program.nr_devices)), mesh_of(program)
+    module = CompiledModule(raw, *properties, hlo, range(program.nr_devices), avoided=avoided)
+    mesh = mesh_of(program)
     description = describe(program, target, module, Hardware(target.device_kind), mesh)
     return Compiled(
         raw,
@@ -67,7 +68,15 @@ def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Seque
 
     devices: as many as the module is lowered for. Raises CannotCompile when XLA refuses the module or an option.
     """
-    if program.platform == "cpu":
+    return _load(program, options, devices)[0]
+
+
+def _load(
+    program: Lowered, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]
+) -> tuple[Executable, dict[str, str]]:
+    """Return the executable, and the known defects of XLA that it would have (`defects.around`)."""
+    on_cpu = program.platform == "cpu"
+    if on_cpu:
         register_custom_calls(program.custom_calls)
     count = program.nr_devices
     settings = clients.compile_options([device.id for device in devices])
@@ -76,14 +85,18 @@ def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Seque
     kept = [program.in_shardings[i] for i in program.kept_var_idx]
     build.allow_spmd_sharding_propagation_to_parameters = [s is None for s in kept]
     build.allow_spmd_sharding_propagation_to_output = [s is None for s in program.out_shardings]
-    compilation.set_options(settings, options)
     with mlir.make_context():
         module = ir.Module.parse(program.module)
         # Exports from before Shardy have no mesh, and shardings in the older form.
         build.use_shardy_partitioner = count == 1 or mlir.mesh(module) is not None
-        try:
+
+        def compiling(given: Mapping[str, CompilerOption]) -> Any:
+            compilation.set_options(settings, given)
             with turns.for_this_machine():
-                loaded = devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
+                return devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
+
+        try:
+            loaded, avoided = defects.around(compiling, options) if on_cpu else (compiling(options), {})
         except _jax.JaxRuntimeError as error:
             raise compilation.refusal(str(error), options) from error
     parameters, results = (
@@ -91,6 +104,6 @@ def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Seque
         for avals in ([program.flat_in_avals[i] for i in program.kept_var_idx], program.flat_out_avals)
     )
     try:
-        return Executable(loaded, parameters, results, devices, *program.memory_of_parameters())
+        return Executable(loaded, parameters, results, devices, *program.memory_of_parameters()), avoided
     except ValueError as error:
         raise CannotCompile(f"{program.fun_name} cannot be called: {error}") from error

@@ -15,6 +15,9 @@ from typing import Any
 
 from jaxlib import _jax, xla_client
 
+from stagec.backends.compilation import set_options
+from stagec.backends.cpu import defects
+from stagec.core.builds.specs import CompilerOption
 from stagec.core.telling.refusal import LoadError
 from stagec.costs import collectives, hlo
 from stagec.pjrt import clients, compatibility, turns
@@ -352,8 +355,13 @@ def load(
     try:
         parsed = compatibility.hlo().hlo_module_from_text(rewritten)
         stablehlo = _jax.mlir.hlo_to_stablehlo(parsed.as_serialized_hlo_module_proto())
-        with turns.for_this_machine():
-            loaded = devices[0].client.compile_and_load(stablehlo, _jax.DeviceList(tuple(devices)), options)
+
+        def compiling(given: Mapping[str, CompilerOption]) -> Any:
+            set_options(options, given)
+            with turns.for_this_machine():
+                return devices[0].client.compile_and_load(stablehlo, _jax.DeviceList(tuple(devices)), options)
+
+        loaded, _ = defects.around(compiling, {})
     except (_jax.JaxRuntimeError, ValueError) as error:
         raise LoadError("executable", f"XLA does not take it for CPUs: {error}") from error
     return Executable(_Replicas(loaded, optimized), parameters, results, devices)

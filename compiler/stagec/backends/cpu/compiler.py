@@ -23,7 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, compile_options, cost, memory, refusal
-from stagec.core.builds.specs import AnyCpuTarget, CpuTarget
+from stagec.backends.cpu import defects
+from stagec.core.builds.specs import AnyCpuTarget, CompilerOption, CpuTarget
 from stagec.core.data import wire
 from stagec.core.telling import phases
 from stagec.hardware import aarch64, x86
@@ -121,13 +122,17 @@ def compile_module(
     if unsuitable:
         raise CannotCompile(unsuitable)
     _check_architecture(target)
-    settings = compile_options(range(num_devices), target.compiler_options, options)
     key, named = ("isa", target.isa) if isinstance(target, CpuTarget) else ("core", target.core)
-    try:
+
+    def compiling(given: Mapping[str, CompilerOption]) -> Any:
+        settings = compile_options(range(num_devices), given, options)
         with presented(target):
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
             devices = _jax.DeviceList(tuple(client.local_devices()))
-            executable = client.compile_and_load(module, devices, settings)
+            return client.compile_and_load(module, devices, settings)
+
+    try:
+        executable, avoided = defects.around(compiling, target.compiler_options)
     except known_builds.UnknownBuild as error:
         raise CannotCompile(str(error), write=error.write) from error
     except machine_code.PatchError as error:
@@ -146,6 +151,7 @@ def compile_module(
         hlo=optimized.to_string(),
         device_ids=range(num_devices),
         optimized=optimized,
+        avoided=avoided,
     )
 
 

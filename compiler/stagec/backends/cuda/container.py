@@ -25,6 +25,8 @@ _NAME, *_LAUNCH = known_builds.KERNEL.values()
 (_STATE,) = known_builds.STATE.values()
 _ELF, _CUBIN = b"\x7fELF", b"\x7fELF\x02\x01\x01\x41"
 """How an object file begins, and one for NVIDIA devices."""
+_DEEPEST = 32
+"""How many thunks may be in each other: each is read once for every one around it."""
 
 
 class Launch(NamedTuple):
@@ -57,7 +59,9 @@ def launches(serialized: bytes) -> list[Launch]:
         raise ValueError("an executable for NVIDIA devices that is damaged") from error
 
 
-def _launches(thunks: Iterable[bytes], binary: bytes) -> Iterator[Launch]:
+def _launches(thunks: Iterable[bytes], binary: bytes, depth: int = 0) -> Iterator[Launch]:
+    if depth > _DEEPEST:
+        raise LookupError("thunks that are nested too deeply")
     for thunk in thunks:
         name = _text(thunk, _INSTRUCTION)
         for function, code, *launch in _WITH_CODE:
@@ -70,7 +74,7 @@ def _launches(thunks: Iterable[bytes], binary: bytes) -> Iterator[Launch]:
             if (start := state.find(_CUBIN)) >= 0 and _ELF in state[:start]:
                 yield Launch(name, "", state[start:], None, None, None)
         for kind, path in NESTED:
-            yield from _launches(wire.find(thunk, (kind, *path)), binary)
+            yield from _launches(wire.find(thunk, (kind, *path)), binary, depth + 1)
 
 
 def _dims(thunk: bytes, paths: Sequence[Sequence[int]]) -> tuple[int, int, int]:

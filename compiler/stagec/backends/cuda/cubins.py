@@ -8,7 +8,7 @@ and with what ptxas says of spills. No tool of NVIDIA's is needed here.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from stagec.patches import elf
@@ -67,20 +67,14 @@ def _functions(code: bytes) -> dict[str, Function]:
     major = (struct.unpack_from("<I", code, 0x30)[0] >> 8 & 0xFF) // 10
     sections = elf.sections(code)
     named = {section.name: section for section in sections}
-    of_symbols: dict[str, dict[int, int]] = {}
-    if _INFO in named:
-        symbols = sections[named[_INFO].link]
-        names = sections[symbols.link].content.start
-        for attribute, value in _attributes(code[named[_INFO].content]):
-            if attribute in (_FRAME_SIZE, _REGISTERS):
-                symbol, number = struct.unpack("<II", value)
-                (name,) = struct.unpack_from("<I", code[symbols.content], 24 * symbol)
-                of_symbols.setdefault(elf.text(code, names + name), {})[attribute] = number
+    of_symbols = _of_symbols(code, sections, named[_INFO]) if _INFO in named else {}
     functions = {}
     for section in sections:
         name = section.name.removeprefix(f"{_INFO}.")
         if name == section.name or _TEXT + name not in named:
             continue
+        if name in functions:
+            raise LookupError("a function that has its attributes twice")
         attributes = dict(_attributes(code[section.content]))
         text = code[named[_TEXT + name].content]
         static = named[_SHARED + name].size if _SHARED + name in named else 0
@@ -94,6 +88,27 @@ def _functions(code: bytes) -> dict[str, Function]:
             threads=_product(threads) if threads else None,
         )
     return functions
+
+
+def _of_symbols(code: bytes, sections: Sequence[elf.Section], info: elf.Section) -> dict[str, dict[int, int]]:
+    """Return the attributes that stand in one section for all functions, by the function's name."""
+    symbols = sections[info.link]
+    table, names = code[symbols.content], sections[symbols.link].content.start
+    numbers: dict[int, dict[int, int]] = {}
+    for attribute, value in _attributes(code[info.content]):
+        if attribute in (_FRAME_SIZE, _REGISTERS):
+            symbol, number = struct.unpack("<II", value)
+            numbers.setdefault(symbol, {})[attribute] = number
+    named: dict[str, dict[int, int]] = {}
+    length = 0
+    for symbol, attributes in numbers.items():
+        (at,) = struct.unpack_from("<I", table, 24 * symbol)
+        name = elf.text(code, names + at)
+        length += len(name)
+        if length > len(code):  # names may begin in each other
+            raise LookupError("names that are longer than the file")
+        named.setdefault(name, {}).update(attributes)
+    return named
 
 
 def _attributes(content: bytes) -> Iterator[tuple[int, bytes]]:

@@ -42,10 +42,12 @@ def of(serialized: bytes, device: Device, program: str = "", devices: int = 1) -
     runs = totals.runs(hlo.parse(program), devices) if program else {}
     functions: dict[bytes, dict[str, cubins.Function]] = {}
     kernels: dict[str, Kernel] = {}
+    computed: set[tuple[str, str]] = set()
     for launch in container.launches(serialized):
         for name, function in _functions(launch, functions):
             row = kernels.setdefault(name, _row(launch, name, function, device))
-            if launch.instruction not in row["instructions"]:
+            if (name, launch.instruction) not in computed:
+                computed.add((name, launch.instruction))
                 row["instructions"].append(launch.instruction)
     return [
         row | _time(row, [runs[name] for name in row["instructions"] if name in runs], device)

@@ -53,6 +53,8 @@ def _chunks(file: bytes) -> Iterator[bytes]:
             raise ValueError("truncated chunk")
         size, _, kind_and_count, _ = struct.unpack_from("<4Q", joined, at + 8)
         end = at + _CHUNK_HEADER + max(size, kind_and_count >> 8)
+        if end > len(joined):
+            raise ValueError("truncated chunk")
         yield joined[at:end]
         at = end
 
@@ -61,7 +63,7 @@ def _records(chunk: bytes) -> Iterator[bytes]:
     size, _, kind_and_count, _ = struct.unpack_from("<4Q", chunk, 8)
     kind = kind_and_count & 0xFF
     if kind == _SIMPLE:
-        yield from _simple(chunk[_CHUNK_HEADER : _CHUNK_HEADER + size])
+        yield from _simple(chunk[_CHUNK_HEADER : _CHUNK_HEADER + size], kind_and_count >> 8)
     elif chr(kind) not in "sp":  # the signature, and padding
         raise ValueError(f"chunk of type {chr(kind)!r}")
 
@@ -96,8 +98,8 @@ def _assemble(chunks: list[bytes]) -> bytes:
     return b"".join(out)
 
 
-def _simple(chunk: bytes) -> Iterator[bytes]:
-    """Yield the records of a chunk that holds their sizes, then their bytes."""
+def _simple(chunk: bytes, count: int) -> Iterator[bytes]:
+    """Yield the records of a chunk that holds their sizes, then their bytes. count: says its header."""
     length, at = wire.read_varint(chunk, 1)
     parts = [chunk[at : at + length], chunk[at + length :]]
     match chunk[:1]:
@@ -110,6 +112,9 @@ def _simple(chunk: bytes) -> Iterator[bytes]:
             raise ValueError(f"compression {other!r}")
     at = start = 0
     while at < len(sizes):
+        count -= 1
+        if count < 0:  # a byte of a compressed chunk may be twenty records
+            raise ValueError("more records than the header of their chunk says")
         size, at = wire.read_varint(sizes, at)
         yield values[start : start + size]
         start += size
@@ -139,8 +144,8 @@ def _unsnappy(stream: bytes) -> bytes:
             at += width
         if not 0 < offset <= len(out):
             raise ValueError("not a Snappy stream")
-        # A copy may overlap its own output: then it repeats.
-        piece = bytes(out[len(out) - offset :][:length])
+        # A copy may overlap its own output: then it repeats. Of a far one only its own bytes are sliced.
+        piece = bytes(out[len(out) - offset : len(out) - offset + length])
         out += (piece * (length // len(piece) + 1))[:length]
     if len(out) != size:
         raise ValueError("not a Snappy stream")

@@ -1,8 +1,11 @@
 """Expressions in manifests and artifacts, read with Python's own parser. Standard library only."""
 
 import ast
+import re
 import threading
 
+_MOST_PARTS = 1000
+_PARTS = re.compile(r"[\w\s.\\]+")
 _PARSING = threading.Lock()
 """Python 3.11 counts the recursion of all threads together in `ast.parse`, and may end with a SystemError."""
 
@@ -17,7 +20,12 @@ def parse(text: str) -> ast.expr:
 
 
 def module(text: str) -> ast.Module:
-    """Return the syntax tree of a Python file; nothing is run. Raises ValueError for anything else, with the line."""
+    """Return the syntax tree of a Python file; nothing is run. Raises ValueError for anything else, with the line.
+
+    Python's parser joins the parts of `import a.b.c` one by one: 400 KB of them take it a minute, so they have a limit.
+    """
+    if text.count(".") > _MOST_PARTS and any(run[0].count(".") > _MOST_PARTS for run in _PARTS.finditer(text)):
+        raise ValueError(f"not Python that is read: a name has over {_MOST_PARTS:,} parts")
     try:
         with _PARSING:
             return ast.parse(text)

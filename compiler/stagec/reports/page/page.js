@@ -266,7 +266,7 @@ function roof(both) {
 
 function executable(both) {
   const one = both.find(Boolean);
-  const notes = both.flatMap((side, i) => (side ? (side.unknown ?? []).map((what) => `${SIDES[i]} not known: ${what}`.trim()) : [`only in ${SIDES[1 - i]}`]));
+  const notes = both.flatMap((side, i) => (side ? [...(side.unknown ?? []).map((what) => `${SIDES[i]} not known: ${what}`.trim()), ...(side.avoided ?? [])] : [`only in ${SIDES[1 - i]}`]));
   return element("div", {},
     element("p", {}, `${one.hardware}. `, element("span", { class: "soft" }, one.devices > 1 ? `${one.devices} devices${one.mesh ? `, mesh ${one.mesh}` : ""}. ` : "", notes.join("; "))),
     metrics(both), limits(both),
