@@ -78,6 +78,54 @@ def test_weights_change_under_load(models: dict[str, Model], bundle: stagec.Bund
     run(models["predict"], work)
 
 
+def test_an_answer_has_one_set_of_weights(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
+    """Although its parts run one after the other, beside others, and the weights change meanwhile."""
+
+    async def work(batcher: Batcher) -> None:
+        model, rows = batcher.model, np.random.default_rng(3).standard_normal((32 * 60 + 5, 16)).astype(np.float32)
+        changed = [bundle.with_weights(folder / name) for name in ("b.safetensors", "same/a.safetensors")]
+        others = [model.of(each) for each in changed]
+        wanted = set()
+        for each in (model, *others):
+            parts = [each.run([part])[1][0][1] for part in each.parts([rows])]
+            wanted.add(np.concatenate(parts).tobytes())
+        assert len(wanted) == 2
+        seen = set()
+        for turn in range(10):
+            requests = [asyncio.create_task(batcher.call([rows])) for _ in range(2)]
+            small = asyncio.create_task(batcher.call([X]))  # it waits in the queue while the weights change
+            for number in range(6):
+                await asyncio.sleep(0.003)
+                batcher.model = others[(turn + number) % 2]
+            later = asyncio.create_task(batcher.call([X]))  # of other weights: it must not run with the first
+            seen |= {logits.tobytes() for _, logits in await asyncio.gather(*requests)}
+            await asyncio.gather(small, later)
+        assert seen == wanted
+        for each in changed:
+            each.close()
+
+    run(models["predict"], work)
+
+
+def test_requests_of_other_weights_do_not_share_a_call(
+    models: dict[str, Model], bundle: stagec.Bundle, folder: Path
+) -> None:
+    async def work(batcher: Batcher) -> None:
+        batcher._delay, batcher._patient = 0.1, True
+        before = batcher.model
+        with bundle.with_weights(folder / "b.safetensors") as other:
+            first = asyncio.create_task(batcher.call([X]))
+            await asyncio.sleep(0)
+            batcher.model = after = before.of(other)
+            _, mine = await batcher.call([X])
+            _, of_first = await first
+            assert of_first.tobytes() == before.run([[X]])[1][0][1].tobytes()
+            assert mine.tobytes() == after.run([[X]])[1][0][1].tobytes()
+            assert mine.tobytes() != of_first.tobytes()
+
+    run(models["predict"], work)
+
+
 def test_the_other_models_keep_theirs(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
     async def work(batcher: Batcher) -> None:
         model = batcher.model

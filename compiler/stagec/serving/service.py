@@ -239,7 +239,7 @@ class Service:
                     model, step, begin = batcher.model, request.step, None
                     if step is not None:
                         begin = functools.partial(self._sequences.begin, model, step, repository)
-                    results = await batcher.call(request.arrays, begin)
+                    results = await batcher.call(request.arrays, begin, model)
                     size = sum(array.nbytes for array in results)
                     return await maybe_in_thread(size, lambda: write(model, request, results))
             except TimeoutError:
