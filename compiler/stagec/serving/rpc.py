@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,34 +89,40 @@ class RpcServer:
             await asyncio.sleep(_QUIET / 10)
         await self._server.stop(0)
 
-    async def _counted(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
+    async def _counted(self, method: str, _: object, context: Any) -> None:
         self._last = asyncio.get_running_loop().time()
         if self._ending:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends; this call did not run")
+            _refuse(context, "unavailable", "the server ends; this call did not run")
+            return
         self._calls += 1
         try:
-            await self._answer(method, bodies, context)
+            async with contextlib.AsyncExitStack() as held:
+                try:
+                    response = await self._answer(method, context, held)
+                except RequestError as error:
+                    _refuse(context, error.code, str(error))
+                    return
+                await context.write(response)
         finally:
             self._calls -= 1
 
-    async def _answer(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
-        """Answer one call."""
+    async def _answer(self, method: str, context: Any, held: contextlib.AsyncExitStack) -> bytes:
+        """Return the response of one call.
+
+        grpc's iterator of messages is in a cycle with the last one that it gave, which so lives until a garbage
+        collection; `read` keeps nothing.
+        """
         seconds = self._service.limits.seconds
-        async with contextlib.AsyncExitStack() as held:
-            try:
-                try:
-                    async with asyncio.timeout(seconds):
-                        body = await anext(bodies, None)
-                except TimeoutError:
-                    raise RequestError("slow", f"the message took over {seconds:g} seconds") from None
-                if body is None:
-                    raise RequestError("request", f"{method} needs a message")
-                self._service.hold(len(body), held)
-                headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-                response = await self._response(method, body, headers)
-            except RequestError as error:
-                await context.abort(getattr(grpc.StatusCode, GRPC_STATUS[error.code]), str(error)[:_MOST_TEXT])
-            await context.write(response)
+        try:
+            async with asyncio.timeout(seconds):
+                body = await context.read()
+        except TimeoutError:
+            raise RequestError("slow", f"the message took over {seconds:g} seconds") from None
+        if body is grpc.aio.EOF:
+            raise RequestError("request", f"{method} needs a message")
+        self._service.hold(len(body), held)
+        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        return await self._response(method, body, headers)
 
     async def _response(self, method: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         if method == "ModelInfer":
@@ -164,3 +170,9 @@ class RpcServer:
         with spans.request(name, headers), self._service.counted(name, version) as chosen:
             read = functools.partial(messages.read, message)
             return await self._service.answer(chosen, len(body), read, write)
+
+
+def _refuse(context: Any, code: str, text: str) -> None:
+    """End a call with an error. `abort` of grpc raises, and its exception is in a cycle with all frames below it."""
+    context.set_code(getattr(grpc.StatusCode, GRPC_STATUS[code]))
+    context.set_details(text[:_MOST_TEXT])
