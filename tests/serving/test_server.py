@@ -391,7 +391,7 @@ def test_what_cannot_start(served: Path, server: Server, tmp_path: Path, options
 
 
 def test_the_start_says_what_is_served(server: Server) -> None:
-    assert "predict 1.2.0: gathered along batch to 32\n" in server.told
+    assert "predict 1.2.0: gathered along batch to 32: its rows are independent, as is proven\n" in server.told
     assert "draw 1.2.0: not gathered: the manifest declares no padding of batch\n" in server.told
     assert "turned: left out: z is c64[4], " in server.told
 

@@ -71,7 +71,7 @@ def test_a_soak(served: Path) -> None:
     assert answered.keys() == {"right"}
 
 
-# What is in a cycle of references stays until Python's collector of cycles finds it, which counts objects and not bytes.
+# What is in a cycle of references stays until Python collects garbage, for which it counts objects and not bytes.
 WITHOUT_COLLECTOR = "import gc, sys; gc.disable(); from stagec.cli import main; sys.exit(main())"
 
 
@@ -80,7 +80,7 @@ def test_no_request_stays_in_memory(served: Path, options: tuple[str, ...]) -> N
     """Neither one that is answered nor one that is refused, over both protocols: 1 MiB each, with no collector."""
     x = np.ones((2**14, 16), np.float32)  # 1 MiB
     bodies, asked = {}, Counter[object]()
-    for name in ("x", "y"):  # y is no input
+    for name in ("x", "y"):  # y is not an input
         tensor = {"name": name, "datatype": "FP32", "shape": x.shape}
         message = messages.classes()["ModelInferRequest"](
             model_name="predict", inputs=[tensor], raw_input_contents=[x.tobytes()]

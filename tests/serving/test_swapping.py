@@ -234,7 +234,7 @@ def test_adapters_are_models_of_their_own(served: Path, folder: Path, bundle: st
     with serving(
         served, "--adapter", f"b={folder / 'b.safetensors'}", "--adapter", f"a={folder}/same/a.safetensors"
     ) as server:
-        assert "predict.b 1.2.0: gathered along batch to 32\n" in server.told
+        assert "predict.b 1.2.0: gathered along batch to 32: its rows are independent, as is proven\n" in server.told
         assert "learned.a 1.2.0: not gathered: it keeps state: learned\n" in server.told
         assert "scaled.b" not in server.told
         maps = Path(f"/proc/{server.pid}/maps")

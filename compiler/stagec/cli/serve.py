@@ -103,7 +103,13 @@ def run(options: Options) -> None:
     def ready(loaded: server.Loaded, grpc: str) -> None:
         models, left_out = loaded.models, loaded.left_out
         value = {
-            name: {"version": model.version, "gathered": model.rows, "largest": model.largest, "alone": model.alone}
+            name: {
+                "version": model.version,
+                "gathered": model.rows,
+                "trust": model.trust,
+                "largest": model.largest,
+                "alone": model.alone,
+            }
             for name, model in models.items()
         }
         rpc = [f"listening on grpc://{grpc}"] if grpc else []
@@ -133,7 +139,10 @@ def run(options: Options) -> None:
 
 def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:
     for name, model in models.items():
-        how = f"gathered along {model.rows} to {model.largest}" if model.rows else f"not gathered: {model.alone}"
+        how = f"not gathered: {model.alone}"
+        if model.rows:
+            why = "as is proven" if model.trust == "proven" else "as the manifest declares"
+            how = f"gathered along {model.rows} to {model.largest}: its rows are independent, {why}"
         yield f"{name} {model.version}: {how}"
     for name, why in left_out.items():
         yield f"{name}: left out: {why}"

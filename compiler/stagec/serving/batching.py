@@ -83,8 +83,8 @@ class Batcher:
     Requests that differ in the number of rows alone run together: when they fill the largest bucket, or when the first
     has waited for `delay` seconds and a thread is free. Groups and models get free threads in turn.
 
-    model: runs the requests that come from now on. Another one with other weights may take its place; each request keeps
-    the one that it began with, and only requests of the same one run together.
+    model: runs the requests that come from now on. Another one with other weights may take its place; each request
+    keeps the one that it began with, and only requests of the same one run together.
     """
 
     def __init__(
@@ -112,12 +112,11 @@ class Batcher:
         """Return Triton's ModelConfig. idle: seconds before a sequence ends."""
         return self.model.config(self._delay, idle)
 
-    async def call(
-        self, arrays: Arrays, begin: Callable[[], Turn] | None = None, model: Model | None = None
-    ) -> Arrays:
+    async def call(self, arrays: Arrays, begin: Callable[[], Turn] | None = None, model: Model | None = None) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
 
-        begin: gives the turn of a request of a sequence; it is ended here. model: runs all parts; None: the present one.
+        begin: gives the turn of a request of a sequence; it is ended here.
+        model: runs all parts; None: the present one.
         A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
         what `begin` raises.
         """
