@@ -27,6 +27,7 @@ import tritonclient.http as triton
 
 import stagec
 from stagec.core.builds.version import VERSION
+from stagec.serving import server as module
 from tests.building import checked
 from tests.serving.processes import INFER, INPUT, REQUEST, Server, X, refused, serving, threads, until
 from tests.signed import write_keys, write_provenance
@@ -402,7 +403,8 @@ def test_the_start_as_json(served: Path) -> None:
         told = json.loads(server.told + "".join(rest) + "}")
         assert told["address"] == f"http://{server.address}"
         alone = "no dimension is named to gather along"
-        assert told["models"]["predict"] == {"version": "1.2.0", "gathered": "", "largest": 1, "alone": alone}
+        wanted = {"version": "1.2.0", "gathered": "", "trust": "", "largest": 1, "alone": alone}
+        assert told["models"]["predict"] == wanted
         assert list(told["left_out"]) == ["turned"]
         assert server.ask("POST", INFER, REQUEST)[0] == 200
 
@@ -426,3 +428,24 @@ def test_an_extra_that_is_not_installed(served: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     what = "stagec serve needs the package uvicorn, which is not installed: pip install uvicorn\n"
     assert done.stderr == what
+
+
+def test_calls_at_a_time_follow_the_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has the machine's cores and a part of their time."""
+    cores = len(os.sched_getaffinity(0))
+    places = Path("/proc/self/cgroup").read_text("utf-8").splitlines()
+    monkeypatch.setattr(module, "_CGROUPS", tmp_path)
+    assert module.cores() == cores
+    for line in places:
+        _, controllers, place = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = (tmp_path / "cpu" if controllers else tmp_path) / place.lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        for quota, wanted in (("50000", 1), ("100000", 1), (str(100_000 * cores * 2), cores), ("max", cores)):
+            if controllers:
+                (folder / "cpu.cfs_quota_us").write_text(quota.replace("max", "-1"))
+                (folder / "cpu.cfs_period_us").write_text("100000")
+            else:
+                (folder / "cpu.max").write_text(f"{quota} 100000\n")
+            assert module.cores() == wanted, (line, quota)

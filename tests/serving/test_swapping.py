@@ -5,6 +5,7 @@ Modules: `bundle/replacing.py`.
 
 import asyncio
 import gc
+import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -151,17 +152,27 @@ def test_the_other_models_keep_theirs(models: dict[str, Model], bundle: stagec.B
         ({"weights": "/b.safetensors"}, "request", "below the server's folder"),
         ({"weights": "out.safetensors"}, "request", "below the server's folder"),
         ({"weights": "b.aot"}, "request", "below the server's folder"),
+        ({"weights": "loop.safetensors"}, "request", "below the server's folder"),
+        ({"weights": "sparse.safetensors"}, "unavailable", "w1 is f32[1099511627776]; expected f32[16,24]"),
         ({"weights": "c.safetensors"}, "unavailable", "No such file"),
         ({"weights": "other.safetensors"}, "unavailable", "it lacks b1 (f32[24])"),
-        ({"weights": "b.safetensors", "file": "x.safetensors"}, "unavailable", "it has no x.safetensors"),
+        (
+            {"weights": "b.safetensors", "file": "x.safetensors"},
+            "request",
+            "it takes its weights from weights.safetensors",
+        ),
     ],
 )
 def test_what_is_refused_changes_nothing(
     models: dict[str, Model], bundle: stagec.Bundle, folder: Path, parameters: Any, code: str, what: str
 ) -> None:
-    link = folder / "out.safetensors"
-    if not link.is_symlink():
-        link.symlink_to("/etc/passwd")
+    for name, to in {"out.safetensors": "/etc/passwd", "loop.safetensors": "loop.safetensors"}.items():
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(to)
+    with (folder / "sparse.safetensors").open("wb") as sparse:  # 4 TiB of zeros, which take no place
+        header = json.dumps({"w1": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+        sparse.write(len(header).to_bytes(8, "little") + header)
+        sparse.truncate(8 + len(header) + 2**42)
 
     async def work(batcher: Batcher) -> None:
         model = batcher.model
@@ -171,6 +182,42 @@ def test_what_is_refused_changes_nothing(
         assert batcher.model is model
 
     run(models["predict"], work)
+
+
+def test_a_model_without_weights_takes_none(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
+    async def work(batcher: Batcher) -> None:
+        with pytest.raises(RequestError, match="scaled: no argument of it is bound to weights") as refusal:
+            await Swapping(bundle, folder).load(batcher, {"weights": "b.safetensors"})
+        assert refusal.value.code == "request"
+
+    run(models["scaled"], work)
+
+
+def test_loading_one_model_keeps_the_weights_of_another(served: Path, folder: Path, tmp_path: Path) -> None:
+    """And what is unloaded stays so."""
+    place = tmp_path / "models.aot"
+    shutil.copy(served, place)
+    shutil.copy(folder / "b.safetensors", tmp_path)
+    with serving(place, "--control") as server:
+
+        def change(name: str, what: str = "load", **parameters: str) -> int:
+            given = {"parameters": parameters} if parameters else None
+            return server.ask("POST", f"/v2/repository/models/{name}/{what}", given)[0]
+
+        def logits() -> Any:
+            return server.ask("POST", INFER, REQUEST)[1]["outputs"]
+
+        first = logits()
+        assert change("predict", weights="b.safetensors") == 200
+        changed = logits()
+        assert changed != first
+        assert change("filled", "unload") == 200
+        assert change("scaled") == 200
+        assert logits() == changed
+        assert server.ask("GET", "/v2/models/filled/ready")[0] == 503
+        assert change("predict") == 200  # its own weights again
+        assert logits() == first
+        assert server.ask("GET", "/v2/models/filled/ready")[0] == 503
 
 
 def test_with_keys_only_signed_files_are_loaded(

@@ -5,6 +5,7 @@ The check is the one of a build: names, dtypes and shapes; and a digest or a sig
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,7 +48,7 @@ def replacement(
     threshold: int = 1,
     signatures: Sequence[str] = (),
 ) -> Replacement:
-    """Open and check the safetensors file at `path`; it is read once.
+    """Open and check the safetensors file at `path`: its header first, and its arrays only if the header fits.
 
     archive: the bundle. file: which of its files of weights this one replaces; None: the only one.
     Other parameters and errors as for `Bundle.with_weights`.
@@ -63,17 +64,20 @@ def replacement(
         raise LoadError("weights", f"{path}: cannot be read: {error.strerror}") from error
     with ThreadPoolExecutor() as pool:
         try:
-            whole = pool.submit(sha256_of, opened)
+            whole = functools.cache(lambda: pool.submit(sha256_of, opened))
             if keys is not None:  # before anything parses it
                 from stagec.bundle import attestation, model_signing
 
                 given = signatures or [f"{path}{model_signing.SUFFIX}"]
-                attestation.Vouching(path, keys, threshold, given)(b"", whole.result)
+                attestation.Vouching(path, keys, threshold, given)(b"", lambda: whole().result())
             tensors = safetensors.read(path, opened)
             faults = list(_faults(archive, taken, by_file[taken], tensors))
+            # Nobody waits for the digest of a file that cannot fit: it may have terabytes, as a sparse file has.
+            if not faults or sha256 is not None:
+                whole()
             digests = [] if faults else pool.map(lambda name: digest(tensors[name].data), by_file[taken])
             by_weight = dict(zip((f"{taken}:{name}" for name in by_file[taken]), digests, strict=False))
-            of_file = whole.result()
+            of_file = "" if faults and sha256 is None else whole().result()
         except ValueError as error:
             raise LoadError("weights", f"{path}: not a safetensors file: {error}") from error
         except OSError as error:

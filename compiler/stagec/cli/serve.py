@@ -49,7 +49,9 @@ OPTIONS = {
         60,
         more_than_0,
     ),
-    "[--threads THREADS]": value("calls that run at a time (default: as many as there are cores)", 0, at_least(0)),
+    "[--threads THREADS]": value(
+        "calls that run at a time (default: as many as there are cores, or its cgroup may use)", 0, at_least(0)
+    ),
     "[--connections CONNECTIONS]": value("at a time (default: 1000)", 1000, at_least(1)),
     "[--timeout S]": value("seconds for headers, body and answer of a request, each (default: 60)", 60, more_than_0),
     "[--drain S]": value("seconds after SIGTERM in which new requests are still answered (default: 5)", 5, at_least(0)),
@@ -67,7 +69,7 @@ def run(options: Options) -> None:
 
     from stagec.loader.serving import load
     from stagec.serving import server
-    from stagec.serving.service import Limits
+    from stagec.serving.service import Limits, Repository
     from stagec.serving.swapping import Swapping, adapted
 
     server.log_to(sys.stderr, options.json_logs)
@@ -82,9 +84,10 @@ def run(options: Options) -> None:
     keys = options.key or None
     listener = server.listen(options.host, options.port, options.socket)
 
-    def opened() -> server.Loaded:
+    def opened(tell: server.Tell) -> server.Loaded:
+        tell(f"{options.bundle} is read")
         bundle = load(options.bundle, options.target, policy=options.policy, keys=keys, weights=options.weights)
-        models, left_out = server.models_of(bundle, options.gather, options.policy)
+        models, left_out = server.models_of(bundle, options.gather, options.policy, tell)
         more = adapted(bundle, models, adapters, options.adapter_of, keys)
         folder = options.weights or Path(options.bundle).parent
         swapping = Swapping(bundle, folder, keys, more.bundles)
@@ -100,8 +103,8 @@ def run(options: Options) -> None:
     scheme = "https" if options.tls_cert else "http"
     address = f"{scheme}+unix://{options.socket}" if options.socket else f"{scheme}://{shown}:{port}"
 
-    def ready(loaded: server.Loaded, grpc: str) -> None:
-        models, left_out = loaded.models, loaded.left_out
+    def ready(repository: Repository, grpc: str) -> None:
+        models, left_out = {name: batcher.model for name, batcher in repository.batchers.items()}, repository.left_out
         value = {
             name: {
                 "version": model.version,

@@ -87,7 +87,8 @@ class Application:
             return _json(service.metadata(["binary_tensor_data", "model_repository"]))
         if path == "/v2/health/live":
             return _json({"live": True})
-        return _json({"ready": not service.ending}, 503 if service.ending else 200)
+        loading = {"loading": service.loading} if service.loading else {}
+        return _json({"ready": service.ready, **loading}, 200 if service.ready else 503)
 
     async def _infer(self, chosen: Chosen, headers: Mapping[str, str], receive: Receive) -> _Answer:
         if headers.get("content-encoding", "identity") != "identity":

@@ -145,7 +145,7 @@ class RpcServer:
             case "ServerLive":
                 return {"live": True}
             case "ServerReady":
-                return {"ready": not service.ending}
+                return {"ready": service.ready}
             case "ServerMetadata":
                 return service.metadata(["model_repository"])
             case "RepositoryIndex":

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -27,7 +28,6 @@ from stagec.loader.selection import Policy
 from stagec.serving.batching import Batcher
 from stagec.serving.metrics import Metrics
 from stagec.serving.model import Model
-from stagec.serving.refusal import RequestError
 from stagec.serving.rest import Application
 from stagec.serving.sequences import IDLE, Sequences
 from stagec.serving.service import Limits, Repository, Service
@@ -36,6 +36,9 @@ from stagec.serving.swapping import Swapping
 if TYPE_CHECKING:
     from stagec.serving.rpc import RpcServer
 
+Tell = Callable[[str], None]
+"""Takes how far loading is, for people."""
+_CGROUPS = Path("/sys/fs/cgroup")
 _WATCH = 1
 """Seconds between two looks at a file that is watched."""
 
@@ -80,26 +83,59 @@ class Loaded(NamedTuple):
 
 
 def models_of(
-    bundle: Bundle, gather: str, policy: Policy = "executable_only"
+    bundle: Bundle, gather: str, policy: Policy = "executable_only", tell: Tell = lambda _: None
 ) -> tuple[dict[str, Model], dict[str, str]]:
     """Return the models of a bundle by name, loaded, and why each of the other functions is left out.
 
-    A function with variants is several models, FUNCTION-VARIANT.
+    A function with variants is several models, FUNCTION-VARIANT. tell: is called before each with how many there are.
     """
     models: dict[str, Model] = {}
     left_out: dict[str, str] = {}
-    for function in bundle.values():
-        for variant in function.variants.values() or [function]:
-            try:
-                model = Model(variant, bundle.version, gather, policy)
-            except Refusal as error:
-                left_out[variant.name] = str(error).partition("\n")[0]
-                continue
-            if why := _other_state(model, models.values()):
-                left_out[variant.name] = why
-            else:
-                models[variant.name] = model
+    variants = [variant for function in bundle.values() for variant in function.variants.values() or [function]]
+    for number, variant in enumerate(variants):
+        tell(f"{number} of {len(variants)} models are loaded")
+        try:
+            model = Model(variant, bundle.version, gather, policy)
+        except Refusal as error:
+            left_out[variant.name] = str(error).partition("\n")[0]
+            continue
+        if why := _other_state(model, models.values()):
+            left_out[variant.name] = why
+        else:
+            models[variant.name] = model
     return models, left_out
+
+
+def cores() -> int:
+    """Return how many calls may run at a time: the cores of this process, or fewer if its cgroup may use less time.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max), and cpu.cfs_quota_us of version 1.
+    """
+    count = len(os.sched_getaffinity(0))
+    for quota, period in _quotas():
+        count = min(count, max(1, math.ceil(quota / period)))
+    return count
+
+
+def _quotas() -> Iterator[tuple[int, int]]:
+    """Yield microseconds of CPU time and of the time in which they may be used, of this cgroup and those above it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, place = line.split(":", 2)
+            root = _CGROUPS if not controllers else _CGROUPS / "cpu"
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            folder = root / place.lstrip("/")
+            while folder.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError):
+                    if controllers:
+                        words = [(folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period")]
+                    else:
+                        words = (folder / "cpu.max").read_text("utf-8").split()
+                    quota, period = map(int, words)  # "max" is not a number, and -1 is no limit
+                    if quota > 0:
+                        yield quota, period
+                folder = folder.parent
 
 
 def _other_state(model: Model, others: Iterable[Model]) -> str:
@@ -163,51 +199,37 @@ def _listen_at(path: str) -> socket.socket:
 
 
 async def serve(
-    load: Callable[[], Loaded],
+    load: Callable[[Tell], Loaded],
     listener: socket.socket,
     options: Options,
-    ready: Callable[[Loaded, str], None],
+    ready: Callable[[Repository, str], None],
     grpc_address: str = "",
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
 
-    load: loads the bundle as it is then; raises StagecError or Refusal. Later ones run in a thread.
-    ready: called when clients can connect, with the models and the address for gRPC; "": there is none.
+    It listens at once; until the models are loaded it is live and not ready.
+    load: loads the bundle as it is then, in a thread, and calls its argument with how far it is; raises StagecError or
+    Refusal, and if it is the first load, so does this.
+    ready: called when the models are loaded, with them and the address for gRPC; "": there is none.
     grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
     """
     metrics, identity = Metrics(), _identity(options.watch)
-
-    def counted() -> Loaded:
-        began = time.monotonic()
-        try:
-            loaded = load()
-        except Exception:
-            metrics.loads.labels("failed").inc()
-            raise
-        metrics.loads.labels("loaded").inc()
-        metrics.load_seconds.set(time.monotonic() - began)
-        return loaded
-
-    loaded = counted()
-    count = options.threads or len(os.sched_getaffinity(0))
+    count = options.threads or cores()
     with ThreadPoolExecutor(count, "stagec-call") as threads:
         free = asyncio.Semaphore(count)
 
-        def repository_of(loaded: Loaded) -> Repository:
+        def repository() -> Repository:
+            began = time.monotonic()
+            loaded = load(service.tell)
+            metrics.load_seconds.set(time.monotonic() - began)
             batchers = {
                 name: Batcher(model, options.delay, options.queue, free, threads, metrics)
                 for name, model in loaded.models.items()
             }
             return Repository(batchers, loaded.left_out, loaded.swapping, loaded.close)
 
-        def reloaded() -> Repository:
-            again = counted()
-            if not again.models:
-                raise RequestError("unavailable", f"nothing can be served: {'; '.join(again.left_out.values())}")
-            return repository_of(again)
-
         sequences = Sequences(options.sequences, options.idle, metrics)
-        service = Service(repository_of(loaded), metrics, options.limits, reloaded, options.control, sequences)
+        service = Service(metrics, options.limits, repository, options.control, sequences)
         certificate, key = options.tls or (None, None)
         config = uvicorn.Config(
             Application(service),
@@ -233,11 +255,24 @@ async def serve(
 
             rpc = RpcServer(service, options.connections)
             grpc_address = await rpc.start(grpc_address, options.tls)
-        watching = asyncio.create_task(_watch(options.watch, identity, service)) if options.watch else None
-        await _Server(config, service, options.drain, lambda: ready(loaded, grpc_address), rpc).serve([listener])
-        if watching:
-            watching.cancel()
-            await asyncio.wait([watching])
+        server = _Server(config, service, options.drain, rpc)
+
+        async def start() -> None:
+            """Load the models, and watch their file from then on."""
+            try:
+                await service.reload()
+            except BaseException:
+                server.should_exit = True
+                raise
+            ready(service.repository, grpc_address)
+            if options.watch:
+                await _watch(options.watch, identity, service)
+
+        starting = asyncio.create_task(start())
+        await server.serve([listener])
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
 
 
 async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> None:
@@ -276,15 +311,10 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         service: Service,
         drain: float,
-        ready: Callable[[], None],
         rpc: RpcServer | None,
     ) -> None:
         super().__init__(config)
-        self._service, self._drain, self._ready, self._rpc = service, drain, ready, rpc
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
+        self._service, self._drain, self._rpc = service, drain, rpc
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stops = [self._rpc.stop()] if self._rpc else []
