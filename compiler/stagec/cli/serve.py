@@ -21,6 +21,12 @@ OPTIONS = {
     ),
     "[--socket PATH]": value("listen at this Unix socket, instead of --host and --port", ""),
     "[--grpc-socket PATH]": value("listen for gRPC at this Unix socket, instead of --grpc-port", ""),
+    "[--probe-port PORT]": value(
+        "answer probes and give metrics on this port too, in a thread of its own, without TLS; 0: any that is free "
+        "(default: on --port alone)",
+        None,
+        at_least(0),
+    ),
     "[--tls-cert FILE]": value("TLS: the certificate and those that signed it, in PEM", ""),
     "[--tls-key FILE]": value("the certificate's key, in PEM", ""),
     "[--key KEY]...": "a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
@@ -54,6 +60,7 @@ OPTIONS = {
     ),
     "[--connections CONNECTIONS]": value("at a time (default: 1000)", 1000, at_least(1)),
     "[--timeout S]": value("seconds for headers, body and answer of a request, each (default: 60)", 60, more_than_0),
+    "[--keep-alive S]": value("seconds without a request after which a connection ends (default: 75)", 75, more_than_0),
     "[--drain S]": value("seconds after SIGTERM in which new requests are still answered (default: 5)", 5, at_least(0)),
     "[--watch]": "load the bundle again when its file is another one, without a pause",
     "[--json-logs]": "log a JSON object a line on stderr",
@@ -83,6 +90,7 @@ def run(options: Options) -> None:
             raise mistake(what, "write for example --adapter french=french.safetensors")
     keys = options.key or None
     listener = server.listen(options.host, options.port, options.socket)
+    probes = None if options.probe_port is None else server.listen(options.host, options.probe_port)
 
     def opened(tell: server.Tell) -> server.Loaded:
         tell(f"{options.bundle} is read")
@@ -116,6 +124,7 @@ def run(options: Options) -> None:
             for name, model in models.items()
         }
         rpc = [f"listening on grpc://{grpc}"] if grpc else []
+        rpc += [f"probes on http://{shown}:{probes.getsockname()[1]}"] if probes else []
         text = "".join(f"{line}\n" for line in (*_lines(models, left_out), *rpc, f"listening on {address}"))
         told = {"kind": "serve", "address": address, "grpc": grpc, "models": value, "left_out": left_out}
         Answer(told, text).tell(options.json)
@@ -128,6 +137,7 @@ def run(options: Options) -> None:
         options.threads,
         connections=options.connections,
         drain=options.drain,
+        keep_alive=options.keep_alive,
         tls=(options.tls_cert, options.tls_key) if options.tls_cert else (),
         control=options.control,
         watch=options.bundle if options.watch else "",
@@ -137,7 +147,7 @@ def run(options: Options) -> None:
     )
     rpc = "" if options.grpc_port is None else f"{shown}:{options.grpc_port}"
     rpc = f"unix:{options.grpc_socket}" if options.grpc_socket else rpc
-    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc))
+    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc, probes))
 
 
 def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:

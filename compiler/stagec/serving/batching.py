@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class _Waiting:
     """A request, or a part of one.
 
     since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
-    traced: as of `spans.context`.
+    traced: as of `spans.context`. after: what to do after its call; None: there was one.
     """
 
     arrays: Arrays
@@ -40,6 +40,7 @@ class _Waiting:
     turn: Turn | None = None
     traced: Any = None
     queued: bool = True
+    after: contextlib.ExitStack | None = field(default_factory=lambda: contextlib.ExitStack())  # noqa: PLW0108
 
 
 class _Group:
@@ -112,11 +113,17 @@ class Batcher:
         """Return Triton's ModelConfig. idle: seconds before a sequence ends."""
         return self.model.config(self._delay, idle)
 
-    async def call(self, arrays: Arrays, begin: Callable[[], Turn] | None = None, model: Model | None = None) -> Arrays:
+    async def call(
+        self,
+        arrays: Arrays,
+        begin: Callable[[], Turn] | None = None,
+        model: Model | None = None,
+        held: contextlib.ExitStack | None = None,
+    ) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
 
         begin: gives the turn of a request of a sequence; it is ended here.
-        model: runs all parts; None: the present one.
+        model: runs all parts; None: the present one. held: if the caller is cancelled in a call, it ends after that.
         A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
         what `begin` raises.
         """
@@ -139,6 +146,10 @@ class Batcher:
         finally:
             for item in items:
                 item.result.cancel()
+            running = [item for item in items if not item.queued and item.after is not None]
+            if held and running:  # the arrays live until then
+                assert running[-1].after is not None
+                running[-1].after.callback(held.pop_all().close)
         if len(results) == 1:
             return results[0]
         return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
@@ -215,6 +226,10 @@ class Batcher:
         finally:
             self._running -= 1
             self._free.release()
+            for item in items:
+                assert item.after is not None
+                item.after.close()
+                item.after = None
             if turn:
                 turn.end(succeeded)
         for item, arrays in zip(items, results, strict=True):

@@ -19,6 +19,7 @@ class Metrics:
 
     requests: by model and status. seconds: from the last byte of a request to its answer, by model.
     waiting: requests in the queue, by model. sequences: the live ones, by state.
+    crowded: requests that were refused because there are too many connections.
     loads: of bundles, by outcome ("loaded" or "failed"). load_seconds: of the last one.
     """
 
@@ -38,6 +39,8 @@ class Metrics:
         self.sequences = Gauge("stagec_sequences", "Sequences that have a state", ("state",), registry=registry)
         what = "Sequences that ended, by reason"
         self._ended = Counter("stagec_sequences_ended", what, ("state", "reason"), registry=registry)
+        what = "Requests that were refused because there are too many connections"
+        self.crowded = Counter("stagec_crowded_requests", what, registry=registry)
         self.loads = Counter("stagec_loads", "Loads of the bundle, by outcome", ("outcome",), registry=registry)
         self.load_seconds = Gauge("stagec_load_seconds", "Seconds that the last load took", registry=registry)
         what = "1 for each model that is offered: what runs"

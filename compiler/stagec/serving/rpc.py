@@ -96,7 +96,7 @@ class RpcServer:
             return
         self._calls += 1
         try:
-            async with contextlib.AsyncExitStack() as held:
+            with contextlib.ExitStack() as held:
                 try:
                     response = await self._answer(method, context, held)
                 except RequestError as error:
@@ -106,7 +106,7 @@ class RpcServer:
         finally:
             self._calls -= 1
 
-    async def _answer(self, method: str, context: Any, held: contextlib.AsyncExitStack) -> bytes:
+    async def _answer(self, method: str, context: Any, held: contextlib.ExitStack) -> bytes:
         """Return the response of one call.
 
         grpc's iterator of messages is in a cycle with the last one that it gave, which so lives until a garbage
@@ -122,11 +122,13 @@ class RpcServer:
             raise RequestError("request", f"{method} needs a message")
         self._service.hold(len(body), held)
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        return await self._response(method, body, headers)
+        return await self._response(method, body, headers, held)
 
-    async def _response(self, method: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    async def _response(
+        self, method: str, body: bytes, headers: Mapping[str, str], held: contextlib.ExitStack
+    ) -> bytes:
         if method == "ModelInfer":
-            return await self._infer(body, headers)
+            return await self._infer(body, headers, held)
         request = messages.parse(f"{method}Request", body)
         if method.startswith("RepositoryModel"):
             # KServe's message has the name in the first field, Triton's that of a repository.
@@ -160,8 +162,8 @@ class RpcServer:
             return {"ready": True}
         return {"config": self._service.config(batcher)} if method == "ModelConfig" else batcher.model.metadata()
 
-    async def _infer(self, body: bytes, headers: Mapping[str, str]) -> bytes:
-        message = await maybe_in_thread(len(body), lambda: messages.parse("ModelInferRequest", body))
+    async def _infer(self, body: bytes, headers: Mapping[str, str], held: contextlib.ExitStack) -> bytes:
+        message = await maybe_in_thread(len(body), held, lambda: messages.parse("ModelInferRequest", body))
         name, version = message.model_name, message.model_version or None
 
         def write(model: Model, request: Request, results: Arrays) -> bytes:
@@ -169,7 +171,7 @@ class RpcServer:
 
         with spans.request(name, headers), self._service.counted(name, version) as chosen:
             read = functools.partial(messages.read, message)
-            return await self._service.answer(chosen, len(body), read, write)
+            return await self._service.answer(chosen, len(body), held, read, write)
 
 
 def _refuse(context: Any, code: str, text: str) -> None:

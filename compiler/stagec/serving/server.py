@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import json
 import logging
 import math
 import os
+import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -28,7 +32,7 @@ from stagec.loader.selection import Policy
 from stagec.serving.batching import Batcher
 from stagec.serving.metrics import Metrics
 from stagec.serving.model import Model
-from stagec.serving.rest import Application
+from stagec.serving.rest import MOST_HEADERS, Application
 from stagec.serving.sequences import IDLE, Sequences
 from stagec.serving.service import Limits, Repository, Service
 from stagec.serving.swapping import Swapping
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 """Takes how far loading is, for people."""
 _CGROUPS = Path("/sys/fs/cgroup")
+_LAST = 0.3
+"""Seconds between the last connection and the end of those that have no request."""
+_BACKLOG = 2048
+"""Connections that wait to be accepted, at most."""
 _WATCH = 1
 """Seconds between two looks at a file that is watched."""
 
@@ -53,6 +61,7 @@ class Options:
     drain: seconds after SIGTERM while the server still takes new requests.
     tls: files of the certificate with its chain, and of its key, in PEM; empty: there is no TLS.
     control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
+    keep_alive: seconds without a request after which a connection ends.
     sequences: the most at a time, of each state. idle: seconds before one ends, if the manifest does not say.
     """
 
@@ -64,6 +73,7 @@ class Options:
     tls: tuple[str, str] | tuple[()] = ()
     control: bool = False
     watch: str = ""
+    keep_alive: float = 75
     sequences: int = 64
     idle: float = IDLE
     limits: Limits = field(default_factory=Limits)
@@ -204,6 +214,7 @@ async def serve(
     options: Options,
     ready: Callable[[Repository, str], None],
     grpc_address: str = "",
+    probes: socket.socket | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
 
@@ -212,6 +223,7 @@ async def serve(
     Refusal, and if it is the first load, so does this.
     ready: called when the models are loaded, with them and the address for gRPC; "": there is none.
     grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
+    probes: answers probes and gives metrics too, in a thread of its own, which waits for nothing else; None: none does.
     """
     metrics, identity = Metrics(), _identity(options.watch)
     count = options.threads or cores()
@@ -231,20 +243,8 @@ async def serve(
         sequences = Sequences(options.sequences, options.idle, metrics)
         service = Service(metrics, options.limits, repository, options.control, sequences)
         certificate, key = options.tls or (None, None)
-        config = uvicorn.Config(
-            Application(service),
-            http=_protocol(options.limits.seconds),
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            limit_concurrency=options.connections,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-        )
+        application = Application(service)
+        config = _config(application, options, ssl_certfile=certificate, ssl_keyfile=key)
         try:
             config.load()  # reads certificate and key
         except OSError as error:  # and of ssl
@@ -256,6 +256,11 @@ async def serve(
             rpc = RpcServer(service, options.connections)
             grpc_address = await rpc.start(grpc_address, options.tls)
         server = _Server(config, service, options.drain, rpc)
+        application.crowded = lambda: len(server.server_state.connections) > options.connections
+        if probes is not None:
+            probing = uvicorn.Server(_config(Application(service, probes=True), options))
+            run = functools.partial(asyncio.run, probing.serve([probes]))
+            threading.Thread(target=run, name="stagec-probes", daemon=True).start()
 
         async def start() -> None:
             """Load the models, and watch their file from then on."""
@@ -273,6 +278,24 @@ async def serve(
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await starting
+
+
+def _config(application: Application, options: Options, **tls: str | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http=_protocol(options.limits.seconds),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MOST_HEADERS,
+        timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
+        backlog=_BACKLOG,
+        **tls,  # type: ignore[arg-type]
+    )
 
 
 async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> None:
@@ -317,6 +340,13 @@ class _Server(uvicorn.Server):
         self._service, self._drain, self._rpc = service, drain, rpc
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # To close a socket resets the connections that nobody has accepted yet, and those with bytes that nobody has
+        # read: so these are taken, and those that have just begun get a moment to send their request.
+        while sockets and any(select.select(sockets, [], [], 0)):
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_LAST)
         stops = [self._rpc.stop()] if self._rpc else []
         await asyncio.gather(super().shutdown(sockets), *stops)
 
@@ -337,14 +367,32 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
 
     class Protocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        _refused = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._limit()
 
         def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            if self.timeout_keep_alive_task is not None and self._timer is not None:  # a request begins
+                self._timer.cancel()
+                self._timer = None
             super().data_received(data)
             self._limit()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse bytes that are not HTTP, as everything else: with JSON."""
+            head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+            body = json.dumps({"error": msg}).encode()
+            for event in (h11.Response(status_code=400, headers=head), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            # With bytes that nobody has read, to close is to reset, and the client may not see the answer.
+            self._refused = True
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.loop.call_later(_LAST, self.transport.close)
 
         def connection_lost(self, error: Exception | None) -> None:
             super().connection_lost(error)
@@ -368,7 +416,7 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
             self._timer = None
             if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
                 self.transport.abort()
-            elif self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
+            elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+                self.transport.close()  # a connection without a request ends as `keep_alive` says
 
     return Protocol

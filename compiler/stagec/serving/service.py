@@ -255,7 +255,7 @@ class Service:
             self.metrics.requests.labels(name, status).inc()
             chosen.repository.leave()
 
-    def hold(self, count: int, held: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
+    def hold(self, count: int, held: contextlib.ExitStack) -> None:
         """Count bytes of a request, until `held` ends. Raises RequestError ("busy") if they are too many."""
         if self._held + count > self.limits.bodies:
             raise RequestError("busy", "the server holds as many bytes of requests as it may; try again later")
@@ -269,13 +269,14 @@ class Service:
         self,
         chosen: Chosen,
         size: int,
+        held: contextlib.ExitStack,
         read: Callable[[InterfaceOf], Request],
         write: Callable[[Model, Request, Any], Answer],
     ) -> Answer:
         """Return the output of `write` for a request's results.
 
-        size: bytes of the request, which `read` reads. Raises RequestError ("timeout"), and the errors of these
-        functions, `Sequences.begin` and `Batcher.call`.
+        size: bytes of the request, which `read` reads. held: as of `hold`; work that outlives this keeps it.
+        Raises RequestError ("timeout"), and the errors of these functions, `Sequences.begin` and `Batcher.call`.
         """
         name, seconds = chosen.batcher.model.name, self.limits.seconds
 
@@ -285,14 +286,14 @@ class Service:
         with self.metrics.seconds.labels(name).time():
             try:
                 async with asyncio.timeout(seconds):
-                    request = await maybe_in_thread(size, lambda: read(interface_of))
+                    request = await maybe_in_thread(size, held, lambda: read(interface_of))
                     batcher, repository = self._living(chosen, request.step)
                     model, step, begin = batcher.model, request.step, None
                     if step is not None:
                         begin = functools.partial(self._sequences.begin, model, step, repository)
-                    results = await batcher.call(request.arrays, begin, model)
+                    results = await batcher.call(request.arrays, begin, model, held)
                     size = sum(array.nbytes for array in results)
-                    return await maybe_in_thread(size, lambda: write(model, request, results))
+                    return await maybe_in_thread(size, held, lambda: write(model, request, results))
             except TimeoutError:
                 raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
 
@@ -340,6 +341,20 @@ async def _in_daemon(work: Callable[[], Answer]) -> Answer:
     return await future
 
 
-async def maybe_in_thread(size: int, work: Callable[[], Answer]) -> Answer:
-    """Do work on `size` bytes, in a thread if they are many."""
-    return await asyncio.to_thread(work) if size > _LARGE else work()
+async def maybe_in_thread(size: int, held: contextlib.ExitStack, work: Callable[[], Answer]) -> Answer:
+    """Do work on `size` bytes, in a thread if they are many. held: ends after the work, if nobody waits for it."""
+    if size <= _LARGE:
+        return work()
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        rest = held.pop_all()
+
+        def end(done: asyncio.Future[Answer]) -> None:
+            rest.close()
+            if not done.cancelled():
+                done.exception()  # nobody asks for it
+
+        future.add_done_callback(end)
+        raise
