@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import h11
 import uvicorn
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 """Takes how far loading is, for people."""
 _CGROUPS = Path("/sys/fs/cgroup")
+_ATTACHING = 0.05
+"""Seconds in which asyncio makes connections of what it has accepted."""
 _LAST = 0.3
 """Seconds between the last connection and the end of those that have no request."""
 _BACKLOG = 2048
@@ -340,15 +342,24 @@ class _Server(uvicorn.Server):
         self._service, self._drain, self._rpc = service, drain, rpc
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # To close a socket resets the connections that nobody has accepted yet, and those with bytes that nobody has
-        # read: so these are taken, and those that have just begun get a moment to send their request.
-        while sockets and any(select.select(sockets, [], [], 0)):
-            await asyncio.sleep(0)
+        # To close a socket resets the connections that nobody has accepted yet, asyncio's server those that it has not
+        # attached yet, and uvicorn those with bytes that nobody has read: so all are taken, and get a moment.
+        loop = asyncio.get_running_loop()
+        for listener in sockets or ():
+            loop.remove_reader(listener)
+            await asyncio.sleep(_ATTACHING)
+            while select.select([listener], [], [], 0)[0]:
+                connection, _ = listener.accept()
+                await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
         for server in self.servers:
             server.close()
         await asyncio.sleep(_LAST)
         stops = [self._rpc.stop()] if self._rpc else []
         await asyncio.gather(super().shutdown(sockets), *stops)
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        return protocol(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
