@@ -75,11 +75,11 @@ def run(options: Options) -> None:
     from pathlib import Path
 
     from stagec.loader.serving import load
-    from stagec.serving import server
+    from stagec.serving import logs, server
     from stagec.serving.service import Limits, Repository
     from stagec.serving.swapping import Swapping, adapted
 
-    server.log_to(sys.stderr, options.json_logs)
+    logs.log_to(sys.stderr, options.json_logs)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise mistake("--tls-cert and --tls-key go together", "give both, or neither")
     adapters = dict(word.partition("=")[::2] for word in options.adapter)

@@ -7,9 +7,9 @@ import contextlib
 import errno
 import functools
 import json
-import logging
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h11
 import uvicorn
@@ -160,26 +160,6 @@ def _other_state(model: Model, others: Iterable[Model]) -> str:
     return ""
 
 
-class _Json(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        table = {"time": record.created, "level": record.levelname, "logger": record.name}
-        table["message"] = record.getMessage()
-        if record.exc_info:
-            table["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(table)
-
-
-def log_to(stream: TextIO, as_json: bool) -> None:
-    """Write the messages of Python's loggers there.
-
-    as_json: an object a line, with time (in seconds since 1970), level, logger, message, and traceback of an exception.
-    """
-    handler = logging.StreamHandler(stream)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(_Json() if as_json else text)
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
 def listen(host: str, port: int, path: str = "") -> socket.socket:
     """Return a socket of this address; nobody can connect before `serve`. Raises StagecError.
 
@@ -227,6 +207,9 @@ async def serve(
     grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
     probes: answers probes and gives metrics too, in a thread of its own, which waits for nothing else; None: none does.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # each connection takes a descriptor, and the usual soft limit is 1,024
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     metrics, identity = Metrics(), _identity(options.watch)
     count = options.threads or cores()
     with ThreadPoolExecutor(count, "stagec-call") as threads:
