@@ -550,3 +550,13 @@ def test_connections_are_kept(served: Path) -> None:
                     connection.sendall(part)
                     time.sleep(0.3)
                 assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_index_of_what_is_ready(server: Server) -> None:
+    status, rows = server.ask("POST", "/v2/repository/index", {"ready": True})
+    assert status == 200
+    assert {row["state"] for row in rows} == {"READY"}
+    every = server.ask("POST", "/v2/repository/index", {})[1]
+    assert {row["name"] for row in every} - {row["name"] for row in rows} == {"turned"}
+    assert server.ask("POST", "/v2/repository/index", {"ready": 1})[0] == 400
+    assert server.ask("POST", "/v2/repository/index")[1] == every

@@ -35,6 +35,7 @@ _MOST_CHANGE = 2**16
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = {...: object}
+_INDEX = json_shapes.shape({"ready?": bool, "name?": str})
 _CHANGE = json_shapes.shape({"parameters?": _PARAMETERS})
 _REQUEST = json_shapes.shape(
     {
@@ -91,7 +92,7 @@ def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, mode
     """
     end = len(body) if header_length is None else int(header_length)
     try:
-        request = strict_json.parse(body[:end], MOST_JSON)
+        request = strict_json.parse(body[:end], MOST_JSON, whole=_whole)
         _REQUEST(request)
         for tensor in request["inputs"]:
             _INPUT(tensor)
@@ -111,9 +112,28 @@ def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, mode
     return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs), step)
 
 
+def _whole(text: str) -> int | float:
+    """Return a whole number of 64 bits, with or without a sign; -0 is a float, because no integer is -0."""
+    if text == "-0":
+        return -0.0
+    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
+        raise ValueError(f"the number {text[:20]}... has more than 64 bits")
+    return value
+
+
 def _is_binary(table: Mapping[str, Any], default: bool) -> bool:
     parameters = known_parameters(table["name"], table.get("parameters", {}), "binary_data")
     return flag(parameters, "binary_data", default)
+
+
+def read_index(body: bytes) -> bool:
+    """Return whether a request for the index wants ready models alone. Raises RequestError ("request")."""
+    try:
+        request = strict_json.parse(body or b"{}", _MOST_CHANGE)
+        _INDEX(request)
+    except ValueError as error:
+        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    return bool(request.get("ready", False))
 
 
 def read_change(body: bytes) -> Mapping[str, Any]:

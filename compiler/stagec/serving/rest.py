@@ -90,7 +90,8 @@ class Application:
             return _json({"name": match[1], "ready": True} if match[3] else batcher.model.metadata())
         if path == "/v2/repository/index":
             _only(method, "POST")
-            return _json(list(service.index()))
+            with contextlib.ExitStack() as held:
+                return _json(service.index(encoding.read_index(await self._body(None, receive, held))))
         if match := _REPOSITORY.fullmatch(path):
             _only(method, "POST")
             with contextlib.ExitStack() as held:

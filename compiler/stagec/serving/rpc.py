@@ -151,7 +151,7 @@ class RpcServer:
             case "ServerMetadata":
                 return service.metadata(["model_repository"])
             case "RepositoryIndex":
-                return {"models": [row for row in service.index() if not request.ready or row["state"] == "READY"]}
+                return {"models": service.index(request.ready)}
         try:
             batcher = service.batcher(request.name, request.version or None)
         except RequestError:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -146,8 +146,11 @@ class Service:
         """Return Triton's ModelConfig of a model."""
         return batcher.config(self._sequences.idle(batcher.model))
 
-    def index(self) -> Iterable[dict[str, str]]:
-        """Yield name, version, state and reason of each model."""
+    def index(self, ready: bool = False) -> list[dict[str, str]]:
+        """Return name, version, state and reason of each model. ready: of those that can be asked alone."""
+        return [row for row in self._index() if not ready or row["state"] == "READY"]
+
+    def _index(self) -> Iterator[dict[str, str]]:
         repository = self.repository
         for name, batcher in repository.batchers.items():
             state, reason = ("UNAVAILABLE", _UNLOADED) if name in repository.unloaded else ("READY", "")
