@@ -5,8 +5,10 @@ Modules: `bundle/replacing.py`.
 
 import asyncio
 import gc
+import http.client
 import json
 import shutil
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -207,8 +209,21 @@ def test_loading_one_model_keeps_the_weights_of_another(served: Path, folder: Pa
         def logits() -> Any:
             return server.ask("POST", INFER, REQUEST)[1]["outputs"]
 
+        def digest() -> str:
+            connection = http.client.HTTPConnection(server.host, server.port)
+            connection.request("POST", INFER, json.dumps(REQUEST))
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            return str(answer.getheader("stagec-digest"))
+
         first = logits()
+        of_bundle = digest()
+        assert len(of_bundle) == 64
+        assert server.counted(f'stagec_model{{digest="{of_bundle}".*model="predict"') == 1
         assert change("predict", weights="b.safetensors") == 200
+        assert digest() != of_bundle
+        assert server.counted(f'stagec_model{{digest="{digest()}".*model="predict"') == 1
         changed = logits()
         assert changed != first
         assert change("filled", "unload") == 200
@@ -217,7 +232,10 @@ def test_loading_one_model_keeps_the_weights_of_another(served: Path, folder: Pa
         assert server.ask("GET", "/v2/models/filled/ready")[0] == 503
         assert change("predict") == 200  # its own weights again
         assert logits() == first
+        assert digest() == of_bundle
         assert server.ask("GET", "/v2/models/filled/ready")[0] == 503
+        errors = server.end(signal.SIGINT)
+    assert "predict has the weights of b.safetensors from the next request on; its digest is " in errors
 
 
 def test_with_keys_only_signed_files_are_loaded(

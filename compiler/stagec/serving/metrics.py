@@ -44,7 +44,7 @@ class Metrics:
         self.loads = Counter("stagec_loads", "Loads of the bundle, by outcome", ("outcome",), registry=registry)
         self.load_seconds = Gauge("stagec_load_seconds", "Seconds that the last load took", registry=registry)
         what = "1 for each model that is offered: what runs"
-        self._offered = Gauge("stagec_model", what, ("model", "version", "target", "kind"), registry=registry)
+        self._offered = Gauge("stagec_model", what, ("model", "version", "digest", "target", "kind"), registry=registry)
         for metric in (self.requests, self.seconds, self.waiting, self._calls, self._rows, self._call_seconds):
             # It takes a lock each time, and there are few.
             metric.labels = functools.cache(metric.labels)  # type: ignore[method-assign, assignment]
@@ -55,8 +55,8 @@ class Metrics:
         self._rows.labels(model).observe(rows)
         self._call_seconds.labels(model).observe(seconds)
 
-    def offered(self, rows: Iterable[tuple[str, str, str, str]]) -> None:
-        """Set the offered models: name, version, target, and "executable" or "compiled" of each."""
+    def offered(self, rows: Iterable[tuple[str, str, str, str, str]]) -> None:
+        """Set the offered models: name, version, digest, target, and "executable" or "compiled" of each."""
         self._offered.clear()
         for row in rows:
             self._offered.labels(*row).set(1)

@@ -48,6 +48,7 @@ class Model:
     """A function, or a variant of one, that a server offers.
 
     name: of the function; of a variant FUNCTION-VARIANT; with an adapter, that follows a dot. version: of the bundle.
+    digest: of the bundle with the weights that this model has; "": it is not known.
     interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` has the reason.
     trust: why they may be: "proven" on the StableHLO (`serving/rows.py`), or "declared" in the manifest; else "".
@@ -64,7 +65,7 @@ class Model:
         rows: the dimension along which requests may be gathered; "": none is.
         Raises RequestError ("unsupported") for a function that cannot be served, LoadError, CallError.
         """
-        self.name, self.version = function.name, version
+        self.name, self.version, self.digest = function.name, version, ""
         self._function, self._usage = function, function.usage
         self.interface = interface_of(self._usage)
         selected = function.select()
@@ -121,7 +122,7 @@ class Model:
         variants = (function for family in bundle.values() for function in (family, *family.variants.values()))
         function = next(function for function in variants if function.name == self._function.name)
         model = copy.copy(self)
-        model.name, model._function = name or self.name, function
+        model.name, model.digest, model._function = name or self.name, bundle.digest, function
         weights = iter(function.weights.values())
         model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
         model._flat = {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from stagec.serving import encoding, spans
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import STATUS, RequestError
-from stagec.serving.service import Chosen, Service
+from stagec.serving.service import DIGEST, Chosen, Service
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -150,14 +150,15 @@ class Application:
         def read(interface_of: encoding.InterfaceOf) -> encoding.Request:
             return encoding.read(body, header_length, interface_of, chosen.batcher.model.name)
 
-        def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None]:
-            return encoding.write(model.name, model.version, request, results, model.interface)
+        def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None, str]:
+            return *encoding.write(model.name, model.version, request, results, model.interface), model.digest
 
-        answer, end = await self._service.answer(chosen, len(body), held, read, write)
+        answer, end, digest = await self._service.answer(chosen, len(body), held, read, write)
+        which = (DIGEST.encode(), digest.encode())
         if end is None:
-            return _Answer(200, answer)
-        told = (b"content-type", b"application/octet-stream"), (encoding.HEADER_LENGTH.encode(), str(end).encode())
-        return _Answer(200, answer, told)
+            return _Answer(200, answer, ((b"content-type", b"application/json"), which))
+        length = (encoding.HEADER_LENGTH.encode(), str(end).encode())
+        return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:

@@ -16,7 +16,7 @@ from stagec.serving import messages, spans
 from stagec.serving.encoding import Request
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import GRPC_STATUS, RequestError
-from stagec.serving.service import Service, maybe_in_thread
+from stagec.serving.service import DIGEST, Service, maybe_in_thread
 
 _QUIET = 0.2
 """A server that is ending stops after this many seconds without a call."""
@@ -122,13 +122,13 @@ class RpcServer:
             raise RequestError("request", f"{method} needs a message")
         self._service.hold(len(body), held)
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        return await self._response(method, body, headers, held)
+        return await self._response(method, body, context, headers, held)
 
     async def _response(
-        self, method: str, body: bytes, headers: Mapping[str, str], held: contextlib.ExitStack
+        self, method: str, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack
     ) -> bytes:
         if method == "ModelInfer":
-            return await self._infer(body, headers, held)
+            return await self._infer(body, context, headers, held)
         request = messages.parse(f"{method}Request", body)
         if method.startswith("RepositoryModel"):
             # KServe's message has the name in the first field, Triton's that of a repository.
@@ -162,11 +162,12 @@ class RpcServer:
             return {"ready": True}
         return {"config": self._service.config(batcher)} if method == "ModelConfig" else batcher.model.metadata()
 
-    async def _infer(self, body: bytes, headers: Mapping[str, str], held: contextlib.ExitStack) -> bytes:
+    async def _infer(self, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack) -> bytes:
         message = await maybe_in_thread(len(body), held, lambda: messages.parse("ModelInferRequest", body))
         name, version = message.model_name, message.model_version or None
 
         def write(model: Model, request: Request, results: Arrays) -> bytes:
+            context.set_trailing_metadata(((DIGEST, model.digest),))
             return messages.write(model.name, model.version, request, results, model.interface)
 
         with spans.request(name, headers), self._service.counted(name, version) as chosen:

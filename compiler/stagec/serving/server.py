@@ -114,6 +114,7 @@ def models_of(
         if why := _other_state(model, models.values()):
             left_out[variant.name] = why
         else:
+            model.digest = bundle.digest
             models[variant.name] = model
     return models, left_out
 

@@ -23,6 +23,8 @@ from stagec.serving.swapping import Swapping
 from stagec.serving.tensors import Interface
 
 Answer = TypeVar("Answer")
+DIGEST = "stagec-digest"
+"""The header, or the metadata, of an answer with the digest of the model that gave it."""
 _UNLOADED = "was unloaded by a client"
 _LARGE = 2**16
 """Requests of more bytes are read and written in a thread, so that other requests do not wait."""
@@ -175,6 +177,10 @@ class Service:
             batcher = self.batcher(name, None)
             assert repository.swapping is not None
             await repository.swapping.load(batcher, parameters)
+            what = "%s has the weights of %s from the next request on; its digest is %s"
+            self.metrics.log.info(what, name, parameters["weights"], batcher.model.digest)
+            if repository is self.repository:
+                self._tell(repository)
             return
         known_parameters(name, parameters, "unload_dependents")  # there are none
         if change == "load" and name not in repository.unloaded:
@@ -232,7 +238,9 @@ class Service:
         """Offer other models from the next request on."""
         old, self.repository = self.repository, repository
         self.loading = ""
-        versions = {name: batcher.model.version for name, batcher in repository.batchers.items()}
+        versions = {
+            name: f"{batcher.model.version} ({batcher.model.digest})" for name, batcher in repository.batchers.items()
+        }
         self.metrics.log.info("models are %s", versions)
         self._tell(repository)
         old.replaced = True
@@ -240,7 +248,7 @@ class Service:
 
     def _tell(self, repository: Repository) -> None:
         models = (batcher.model for batcher in repository.batchers.values())
-        self.metrics.offered((model.name, model.version, model.target, model.kind) for model in models)
+        self.metrics.offered((m.name, m.version, m.digest, m.target, m.kind) for m in models)
 
     @contextlib.contextmanager
     def counted(self, name: str, version: str | None) -> Iterator[Chosen]:
