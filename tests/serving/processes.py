@@ -170,8 +170,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(bundle: Path, *options: str) -> Iterator[Server]:
-    server = Server(bundle, *options)
+def serving(bundle: Path, *options: str, program: str = "") -> Iterator[Server]:
+    server = Server(bundle, *options, program=program)
     try:
         yield server
     finally:

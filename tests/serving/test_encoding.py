@@ -88,15 +88,21 @@ def test_what_is_wrong_is_named(request_: Any, text: str, interface: Interface) 
         (b"{}", "1" * 5000, "request", "expected a number"),
         (b"{}", "\u0661", "request", "expected a number"),
         (b'{"inputs": NaN}', None, "request", "the number NaN is not finite"),
-        (b"[" * 100_000, None, "request", "nested deeper than"),
+        (b"[" * 10_000, None, "request", "nested deeper than"),
+        (b"[" + b"[]," * 2**16, None, "too-large", "over 65,536 arrays and objects of JSON"),
+        (b"[" + b"0," * 2**20, None, "too-large", "over 1,048,576 values of JSON"),
         (b'{"inputs":[],"inputs":[]}', None, "request", "appears twice"),
         (b"\xff", None, "request", "utf-8"),
         (b" " * (encoding.MOST_JSON + 1), None, "too-large", "bytes of JSON are over the limit"),
     ],
 )
 def test_a_body_that_is_no_request(body: bytes, length: str | None, code: str, text: str, interface: Interface) -> None:
-    with pytest.raises(RequestError) as error:
+    def checked() -> None:
+        encoding.memory(body, length)
         encoding.read(body, length, lambda _: interface, "predict")
+
+    with pytest.raises(RequestError) as error:
+        checked()
     assert error.value.code == code
     assert text in str(error.value)
 
@@ -167,3 +173,24 @@ def test_json_has_no_nan(interface: Interface) -> None:
     assert error.value.code == "not-json"
     _, end = encoding.write("predict", "1", encoding.Request(None, [], [(1, True)]), results, interface)
     assert end is not None
+
+
+def test_what_is_written_as_json(interface: Interface) -> None:
+    """The same numbers, whatever the pieces; and not millions of them."""
+    label = np.arange(20_000, dtype=np.int32)
+    logits = np.random.default_rng(0).standard_normal((4000, 5)).astype(np.float32)
+    request = encoding.Request(None, [], [(0, False), (1, False)])
+    body, end = encoding.write("predict", "1", request, [label, logits], interface)
+    told = {output["name"]: output["data"] for output in json.loads(body)["outputs"]}
+    assert end is None
+    assert told["result['label']"] == label.tolist()
+    assert np.float32(told["result['logits']"]).tobytes() == logits.tobytes()
+    with pytest.raises(RequestError, match=r"1,048,580 numbers, and as JSON 1,048,576 at most: ask for bytes") as error:
+        encoding.write("predict", "1", request, [label[:0], np.zeros((209_716, 5), np.float32)], interface)
+    assert error.value.code == "not-json"
+
+
+def test_json_takes_more_memory_than_its_bytes() -> None:
+    body = json.dumps({"data": [0.5] * 1000}).encode()
+    assert encoding.memory(body, None) > 10 * len(body)
+    assert encoding.memory(b"{}" + bytes(b"," * 10**6), "2") < 100  # what follows is bytes

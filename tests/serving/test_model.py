@@ -15,6 +15,7 @@ import stagec
 from stagec.serving import server
 from stagec.serving.model import Model
 from stagec.serving.refusal import RequestError
+from tests.building import checked
 from tests.bundles import without_executables
 
 
@@ -23,15 +24,33 @@ def rows(count: int, seed: int = 0) -> np.ndarray:
 
 
 def test_requests_are_gathered_where_rows_are_independent(models: dict[str, Model]) -> None:
-    assert {name: model.largest for name, model in models.items() if model.rows} == {
-        "predict": 32,
-        "scaled": 4,
-        "structured": 4,
+    assert {name: (model.largest, model.trust) for name, model in models.items() if model.rows} == {
+        "ordered": (4, "declared"),
+        "predict": (32, "proven"),
+        "scaled": (4, "proven"),
+        "structured": (4, "proven"),
     }
+    what = "no proof that its rows are independent: stablehlo.reduce{} joins rows, or takes some of them"
+    write = 'if they are, the manifest may say serve.rows = "independent"'
+    assert models["running"].alone == f"{what.format('_window (8x3xf32)')}; {write}"
+    assert models["centred"].alone == f"{what.format(' (3xf32)')}; {write}"
     depends = "result: a row's result depends on its place, on other rows, or on padding"
-    assert models["running"].alone == f"{depends} (bucket batch = 8)"
-    assert models["centred"].alone == f"{depends} (bucket batch = 4)"
+    assert models["scarce"].alone == f"{depends} (bucket batch = 4)"  # although it is declared
+    assert models["counted"].alone == "count is the number of rows, which other requests change"
+    assert {model.trust for model in models.values() if not model.rows} == {""}
     assert models["draw"].alone == models["pooled"].alone == "the manifest declares no padding of batch"
+
+
+def test_a_reason_names_the_lines_of_the_model(served: Path, tmp_path: Path) -> None:
+    """If the file with these is beside the bundle."""
+    place, source = tmp_path / served.name, served.parent.parent / "source"
+    shutil.copy(served, place)
+    lines = (source / "served.py").read_text("utf-8").splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if "x.mean(axis=0)" in line)
+    spec, debug = served.with_name("served.centred.spec"), tmp_path / "served.centred.debug.mlir"
+    checked("export", "--spec", spec, "--debug-output", debug, "--import-root", source, cwd=source)
+    with stagec.load(place) as bundle:
+        assert f" (in served.py:{number}); if they are" in Model(bundle["centred"], "1", "batch").alone
 
 
 def test_a_dimension_that_not_every_array_starts_with(bundle: stagec.Bundle) -> None:
@@ -118,32 +137,34 @@ class Alone(Model):
 
 @pytest.mark.parametrize("buckets", [[2], [1, 2], [3], [1, 8, 32], [8, 9]])
 def test_whatever_depends_on_other_rows_is_seen(models: dict[str, Model], buckets: list[int]) -> None:
-    """In each bucket by two calls."""
+    """In each bucket by two calls, in the smallest by as many with unusual rows."""
     why = {
         "its place": lambda x: x * np.arange(1, len(x) + 1)[:, None],
         "the last place": lambda x: np.where(np.arange(len(x))[:, None] == len(x) - 1, x + 1, x),
         "the row before": lambda x: x + np.roll(x, 1, 0),
         "all rows": lambda x: x - x.mean(0),
         "the last row": lambda x: x + x[-1],
+        "an equal row": lambda x: np.where((x[:, None] == x[None]).all(-1).sum(1, keepdims=True) > 1, 0, x),
+        "a huge row": lambda x: x / max(abs(x).max(), 1e6),
+        "a row of NaN": lambda x: np.where(np.isnan(x).any(), 0, x),
+        "a row of zeros": lambda x: np.where((x == 0).all(1)[:-1].any(), x + 1, x),
     }
-    right = Alone(models["predict"], buckets, lambda x: x * 2)
+    right = Alone(models["predict"], buckets, lambda x: x / 2)
     assert right._warm("batch") == ""
-    assert sorted(right.calls) == sorted([*buckets, *(size for size in buckets if size > 1)])
+    more = [size for size in buckets if size > 1]
+    assert sorted(right.calls) == sorted([*buckets, *more, *more[:1] * 4])
     for what, function in why.items():
         assert Alone(models["predict"], buckets, function)._warm("batch"), what
 
 
 @pytest.mark.parametrize("buckets", [[2], [3], [1, 8, 32], [8, 9]])
 def test_whatever_depends_on_padding_is_seen(models: dict[str, Model], buckets: list[int]) -> None:
-    """Where a bucket has any: of 1 and 2 rows, none is padded."""
     why = {
         "how much there is": lambda x: x * (x != 0).any(1).sum(),
         "whether it is next": lambda x: np.where(np.roll(x == 0, -1, 0) & (x != 0), x + 1, x),
     }
     for what, function in why.items():
         assert Alone(models["predict"], buckets, function)._warm("batch"), what
-    full = Alone(models["predict"], [1, 2], why["how much there is"])
-    assert full._warm("batch") == ""
 
 
 def test_what_is_not_served_any_more_is_freed(served: Path, models: dict[str, Model], tmp_path: Path) -> None:

@@ -120,6 +120,17 @@ def test_bytes_that_are_no_message(server: Server, method: str, bodies: list[byt
     assert text in error.value.details()
 
 
+def test_an_answer_names_what_gave_it(server: Server, bundle: stagec.Bundle) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": X.shape}
+    request = messages.classes()["ModelInferRequest"](
+        model_name="predict", inputs=[tensor], raw_input_contents=[X.tobytes()]
+    )
+    with grpc.insecure_channel(server.grpc) as channel:
+        ask = channel.unary_unary(f"/{messages.service().full_name}/ModelInfer")
+        _, call = ask.with_call(request.SerializeToString())
+        assert dict(call.trailing_metadata())["stagec-digest"] == bundle.digest
+
+
 def test_a_message_over_the_limit(served: Path) -> None:
     with serving(served, "--grpc-port", "0", "--body", "1") as server:
         with pytest.raises(grpc.RpcError) as error:

@@ -10,12 +10,15 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +30,7 @@ import tritonclient.http as triton
 
 import stagec
 from stagec.core.builds.version import VERSION
+from stagec.serving import server as module
 from tests.building import checked
 from tests.serving.processes import INFER, INPUT, REQUEST, Server, X, refused, serving, threads, until
 from tests.signed import write_keys, write_provenance
@@ -216,6 +220,31 @@ def test_nothing_is_lost_when_the_server_ends(served: Path, bundle: stagec.Bundl
         server.connect()
 
 
+def test_connections_that_wait_are_accepted_before_the_end(served: Path) -> None:
+    """Each gets an answer or is refused; none is reset."""
+    outcomes: Counter[str] = Counter()
+    server = Server(served, "--drain", "0")
+
+    def client() -> None:
+        while True:
+            try:
+                connection = server.connect()
+            except ConnectionRefusedError:
+                return
+            with connection:
+                connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                try:
+                    outcomes[b"".join(iter(lambda: connection.recv(2**12), b"")).decode()[:12]] += 1  # noqa: B023
+                except OSError as error:
+                    outcomes[repr(error)] += 1
+
+    with threads(*[client] * 8):
+        time.sleep(0.5)
+        server.end()
+    assert outcomes.keys() == {"HTTP/1.1 200"}, outcomes
+    assert server.status == 0
+
+
 def test_a_request_under_way_is_answered_after_the_drain(served: Path) -> None:
     server = Server(served, "--drain", "0", "--delay", "1500")
     answers: list[Any] = []
@@ -321,7 +350,10 @@ def test_more_connections_than_allowed(served: Path) -> None:
     with serving(served, "--connections", "3") as server:
         held = [server.connect() for _ in range(4)]
         time.sleep(0.2)
-        assert server.ask("GET", "/v2")[0] == 503
+        refusal = {"error": "the server has as many connections as it may; try again later"}
+        assert server.ask("GET", "/v2") == (503, refusal)
+        assert server.ask("GET", "/v2/health/ready")[0] == 200  # a probe of a server that works
+        assert server.counted("stagec_crowded_requests_total") == 1
         for connection in held:
             connection.close()
         time.sleep(0.2)
@@ -338,7 +370,7 @@ def test_no_bytes_end_the_server(served: Path) -> None:
     )
     whole = head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     statuses: Counter[bytes] = Counter()
-    with serving(served, "--timeout", "1") as server:
+    with serving(served, "--timeout", "1", "--keep-alive", "1") as server:
         before = server.memory()
         for _ in range(2):
             sent = []
@@ -391,7 +423,7 @@ def test_what_cannot_start(served: Path, server: Server, tmp_path: Path, options
 
 
 def test_the_start_says_what_is_served(server: Server) -> None:
-    assert "predict 1.2.0: gathered along batch to 32\n" in server.told
+    assert "predict 1.2.0: gathered along batch to 32: its rows are independent, as is proven\n" in server.told
     assert "draw 1.2.0: not gathered: the manifest declares no padding of batch\n" in server.told
     assert "turned: left out: z is c64[4], " in server.told
 
@@ -402,7 +434,8 @@ def test_the_start_as_json(served: Path) -> None:
         told = json.loads(server.told + "".join(rest) + "}")
         assert told["address"] == f"http://{server.address}"
         alone = "no dimension is named to gather along"
-        assert told["models"]["predict"] == {"version": "1.2.0", "gathered": "", "largest": 1, "alone": alone}
+        wanted = {"version": "1.2.0", "gathered": "", "trust": "", "largest": 1, "alone": alone}
+        assert told["models"]["predict"] == wanted
         assert list(told["left_out"]) == ["turned"]
         assert server.ask("POST", INFER, REQUEST)[0] == 200
 
@@ -426,3 +459,104 @@ def test_an_extra_that_is_not_installed(served: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     what = "stagec serve needs the package uvicorn, which is not installed: pip install uvicorn\n"
     assert done.stderr == what
+
+
+def test_calls_at_a_time_follow_the_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has the machine's cores and a part of their time."""
+    cores = len(os.sched_getaffinity(0))
+    places = Path("/proc/self/cgroup").read_text("utf-8").splitlines()
+    monkeypatch.setattr(module, "_CGROUPS", tmp_path)
+    assert module.cores() == cores
+    for line in places:
+        _, controllers, place = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = (tmp_path / "cpu" if controllers else tmp_path) / place.lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        for quota, wanted in (("50000", 1), ("100000", 1), (str(100_000 * cores * 2), cores), ("max", cores)):
+            if controllers:
+                (folder / "cpu.cfs_quota_us").write_text(quota.replace("max", "-1"))
+                (folder / "cpu.cfs_period_us").write_text("100000")
+            else:
+                (folder / "cpu.max").write_text(f"{quota} 100000\n")
+            assert module.cores() == wanted, (line, quota)
+
+
+def test_probes_have_a_port_and_a_thread_of_their_own(served: Path) -> None:
+    """They are answered while the server has more JSON than it can read and write at once."""
+    values = ",".join(["0.125"] * 2**19)
+    body = f'{{"inputs":[{{"name":"x","shape":[{2**15},16],"datatype":"FP32","data":[{values}]}}]}}'.encode()
+    with serving(served, "--probe-port", "0", "--memory", "1000") as server:
+        (port,) = re.findall(r"probes on http://127.0.0.1:(\d+)\n", server.told)
+        slowest, statuses = 0.0, Counter[int]()
+
+        def ask() -> None:
+            statuses[server.ask("POST", INFER, body)[0]] += 1
+
+        with threads(*[ask] * 4):
+            for path in ("/v2/health/live", "/v2/health/ready", "/metrics") * 10:
+                began = time.monotonic()
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+                    assert answer.status == 200
+                slowest = max(slowest, time.monotonic() - began)
+                time.sleep(0.05)
+        assert statuses == {200: 4}
+        assert slowest < 3
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2")
+
+
+def said(server: Server, request: bytes) -> tuple[bytes, bytes]:
+    """Return head and body of the answer to bytes, after which the connection ends."""
+    with server.connect() as connection:
+        connection.sendall(request)
+        head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_two_lengths_of_a_body(server: Server) -> None:
+    both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    head, body = said(server, b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\n" + both)
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in head
+    assert json.loads(body) == {"error": "the request has Content-Length and Transfer-Encoding: send one of them"}
+
+
+def test_too_many_headers_and_bytes_that_are_not_http(server: Server) -> None:
+    begin = b"GET /v2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+    assert said(server, begin + b"A: " + b"a" * 60_000 + b"\r\n\r\n")[0].startswith(b"HTTP/1.1 200 ")
+    for size in (65_536, 200_000):
+        head, body = said(server, begin + b"A: " + b"a" * size + b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert "error" in json.loads(body)
+    head, body = said(server, b"\0\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    assert json.loads(body) == {"error": "Invalid HTTP request received."}
+
+
+def test_connections_are_kept(served: Path) -> None:
+    for options, ends in (([], False), (["--keep-alive", "1"], True), (["--timeout", "1"], False)):
+        with serving(served, *options) as server, server.connect() as connection:
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            data = b""
+            while not data.endswith(b"}"):
+                data += connection.recv(1000)
+            connection.settimeout(6)
+            try:
+                assert (connection.recv(1000) == b"") == ends
+            except TimeoutError:
+                assert not ends
+                for part in (b"GET /v2/health/live HTTP/1.1\r\n", b"Host: a\r\n\r\n"):
+                    connection.sendall(part)
+                    time.sleep(0.3)
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_index_of_what_is_ready(server: Server) -> None:
+    status, rows = server.ask("POST", "/v2/repository/index", {"ready": True})
+    assert status == 200
+    assert {row["state"] for row in rows} == {"READY"}
+    every = server.ask("POST", "/v2/repository/index", {})[1]
+    assert {row["name"] for row in every} - {row["name"] for row in rows} == {"turned"}
+    assert server.ask("POST", "/v2/repository/index", {"ready": 1})[0] == 400
+    assert server.ask("POST", "/v2/repository/index")[1] == every

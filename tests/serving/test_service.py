@@ -1,10 +1,18 @@
 """Models that change while a server runs: another bundle in the file's place, and clients that load and unload."""
 
+import json
+import os
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.error
+import urllib.request
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +21,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from tests.bundles import edited_index
-from tests.serving.processes import INFER, REQUEST, Server, X, serving, threads, until
+from tests.bundles import edited_index, only
+from tests.serving.processes import INFER, PROGRAM, REQUEST, Server, X, refused, serving, threads, until
 from tests.serving.test_rpc import inputs
 
 
@@ -72,6 +80,95 @@ def test_a_bundle_is_swapped_under_load(served: Path, tmp_path: Path) -> None:
         assert "Traceback" not in errors
 
 
+def flipped(bundle: Path, out: Path, member: str) -> None:
+    """Write a bundle in which one bit of a member is another one."""
+    data = bytearray(bundle.read_bytes())
+    with zipfile.ZipFile(bundle) as archive:
+        content = archive.read(member)
+    data[data.index(content) + len(content) // 2] ^= 1
+    out.write_bytes(data)
+
+
+def test_a_bundle_that_lacks_a_served_model_is_not_taken(served: Path, tmp_path: Path) -> None:
+    """Of a model with a flipped bit, and of one that is left out: all stay as they are, and one error says why."""
+    place = tmp_path / "models.aot"
+    shutil.copy(served, place)
+    with serving(place, "--watch", "--control") as server:
+        flipped(served, tmp_path / "damaged", "scaled.cpu.batch4_length8.xla")
+        (tmp_path / "damaged").replace(place)
+        until(lambda: server.counted('stagec_loads_total{outcome="failed"}') == 1)
+        without(served, tmp_path / "less", "predict")
+        (tmp_path / "less").replace(place)
+        until(lambda: server.counted('stagec_loads_total{outcome="failed"}') == 2)
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+        assert server.ask("GET", "/v2/models/scaled/ready")[0] == 200
+        status, answer = server.ask("POST", "/v2/repository/models/scaled/load")
+        assert (status, answer["error"]) == (
+            503,
+            "the new bundle cannot serve what the old one serves: predict: it has none",
+        )
+        assert server.ask("POST", "/v2/repository/models/predict/unload")[0] == 200  # now nobody needs it
+        assert server.ask("POST", "/v2/repository/models/scaled/load")[0] == 200
+        assert server.ask("POST", INFER, REQUEST)[0] == 404
+        errors = [line for line in server.end(signal.SIGINT).splitlines() if " ERROR " in line]
+    first, second = errors
+    assert "the models stay as they are: the new bundle cannot serve what the old one serves: scaled: " in first
+    assert second.endswith("serves: predict: it has none")
+
+
+def without(bundle: Path, out: Path, function: str) -> None:
+    edited_index(bundle, out, lambda index: index["functions"].pop(function))
+
+
+def test_nothing_to_serve_does_not_start(served: Path, tmp_path: Path) -> None:
+    """Also where all that there is fails to load."""
+    place, damaged = tmp_path / "only.aot", tmp_path / "damaged.aot"
+    only(served, place, "scaled")
+    for length in (2, 8):
+        for batch in (1, 4):
+            flipped(place, damaged, f"scaled.cpu.batch{batch}_length{length}.xla")
+            damaged.replace(place)
+    assert "nothing can be served: scaled: " in refused(place)
+    only(served, place, "turned")
+    assert "nothing can be served: turned: z is c64[4], and the Open Inference Protocol has no" in refused(place)
+
+
+def test_a_server_is_live_and_not_ready_while_it_loads(served: Path) -> None:
+    """It listens at once, says how far it is, and ends when it is told to."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    def ask(path: str) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+        except urllib.error.URLError:
+            return 0, None
+
+    words = [sys.executable, "-c", PROGRAM, "serve", str(served), "--port", str(port), "--drain", "0"]
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for is_waited_for in (True, False):
+        with subprocess.Popen(words, env=path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                until(lambda: ask("/v2/health/live") == (200, {"live": True}))
+                told = r"the server is not ready: (nothing is loaded|.* is read|\d+ of \d+ models are loaded)"
+                status, answer = ask("/v2/models/predict")
+                assert (status, bool(re.fullmatch(told, answer["error"]))) == (503, True), answer
+                status, answer = ask("/v2/health/ready")
+                assert (status, answer["ready"], "loading" in answer) == (503, False, True)
+                if is_waited_for:
+                    until(lambda: ask("/v2/health/ready") == (200, {"ready": True}))
+                    assert ask("/v2/models/predict")[0] == 200
+                process.send_signal(signal.SIGTERM)
+                output, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
+            assert (process.returncode, "listening on http" in output) == (0, is_waited_for), errors
+            assert "Traceback" not in errors
+
+
 def test_clients_load_and_unload(served: Path, tmp_path: Path) -> None:
     place = tmp_path / "models.aot"
     shutil.copy(served, place)
@@ -94,6 +191,8 @@ def test_clients_load_and_unload(served: Path, tmp_path: Path) -> None:
         client.unload_model("scaled")
         put(served, place, "3.0.0")
         assert server.ask("POST", "/v2/repository/models/predict/load") == (200, {})
+        assert not client.is_model_ready("scaled")  # nobody has asked for it
+        client.load_model("scaled")
         assert client.is_model_ready("scaled")  # of the new bundle
         status, answer = server.ask("POST", "/v2/repository/models/none/load")
         assert (status, answer["error"][:24]) == (404, "there is no model none; ")

@@ -96,7 +96,10 @@ def test_the_dashboard_asks_for_metrics_that_there_are(served: Path) -> None:
         for parameters in (step, {}):
             server.ask("POST", "/v2/models/add/infer", {"inputs": inputs, "parameters": parameters})
         _, text = server.ask("GET", "/metrics")
-        assert 'stagec_model{kind="executable",model="predict",target="cpu",version="1.2.0"} 1.0' in text
+        offered = (
+            r'stagec_model{digest="[0-9a-f]{64}",kind="executable",model="predict",target="cpu",version="1.2.0"} 1.0'
+        )
+        assert re.search(offered, text)
         assert server.counted('stagec_loads_total{outcome="loaded"}') == 1
         assert server.counted("stagec_load_seconds") > 0
     labels: dict[str, set[str]] = {}

@@ -5,6 +5,7 @@ Modules: `serving/server.py`, `serving/batching.py`.
 
 import functools
 import itertools
+import json
 import os
 import signal
 import threading
@@ -12,10 +13,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import grpc
 import numpy as np
+import pytest
 import tritonclient.grpc as triton
 
-from tests.serving.processes import CLIENTS, Clients, Server, threads, until
+from stagec.serving import messages
+from tests.serving.processes import CLIENTS, INFER, Clients, Server, serving, threads, until
 
 SECONDS = float(os.environ.get("STAGEC_SOAK_SECONDS", "4"))
 
@@ -65,6 +69,54 @@ def test_a_soak(served: Path) -> None:
     assert clients.answered.keys() == {200}, clients.answered
     assert len(clients.seen) <= 3  # one for each bucket
     assert answered.keys() == {"right"}
+
+
+# What is in a cycle of references stays until Python collects garbage, for which it counts objects and not bytes.
+WITHOUT_COLLECTOR = "import gc, sys; gc.disable(); from stagec.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("options", [(), ("--memory", "1"), ("--timeout", "0.02")])
+def test_no_request_stays_in_memory(served: Path, options: tuple[str, ...]) -> None:
+    """Neither one that is answered nor one that is refused, over both protocols: 1 MiB each, with no collector."""
+    x = np.ones((2**14, 16), np.float32)  # 1 MiB
+    bodies, asked = {}, Counter[object]()
+    for name in ("x", "y"):  # y is not an input
+        tensor = {"name": name, "datatype": "FP32", "shape": x.shape}
+        message = messages.classes()["ModelInferRequest"](
+            model_name="predict", inputs=[tensor], raw_input_contents=[x.tobytes()]
+        )
+        tensor = {**tensor, "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
+        header = json.dumps({"inputs": [tensor]}).encode()
+        length = {"inference_header_content_length": str(len(header))}
+        bodies[name] = message.SerializeToString(), header + x.tobytes(), length
+    with (
+        serving(served, "--grpc-port", "0", *options, program=WITHOUT_COLLECTOR) as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        call = channel.unary_unary(f"/{messages.service().full_name}/ModelInfer")
+
+        def ask(name: str, count: int) -> None:
+            message, body, length = bodies[name]
+            for number in range(count):
+                future = call.future(message, timeout=60)
+                if number % 4 == 3:  # a client that goes
+                    time.sleep(0.02)
+                    future.cancel()
+                else:
+                    asked["grpc", name, future.code().name] += 1
+                status, _ = server.ask("POST", INFER, body, **length)
+                asked["http", name, status] += 1
+
+        for name in bodies:
+            ask(name, 8)
+            memory = server.memory()
+            ask(name, 40)
+            grown = server.memory() - memory
+            assert grown < 2**24, f"{name}: {grown >> 20} MiB after 80 requests: {asked}"
+        if options == ():
+            assert {key[2] for key in asked} == {"OK", 200, "INVALID_ARGUMENT", 400}, asked
+        else:
+            assert not {key[2] for key in asked} & {"OK", 200}, asked
 
 
 def test_killed_and_started_again(served: Path) -> None:

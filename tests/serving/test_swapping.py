@@ -5,7 +5,10 @@ Modules: `bundle/replacing.py`.
 
 import asyncio
 import gc
+import http.client
+import json
 import shutil
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,6 +81,54 @@ def test_weights_change_under_load(models: dict[str, Model], bundle: stagec.Bund
     run(models["predict"], work)
 
 
+def test_an_answer_has_one_set_of_weights(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
+    """Although its parts run one after the other, beside others, and the weights change meanwhile."""
+
+    async def work(batcher: Batcher) -> None:
+        model, rows = batcher.model, np.random.default_rng(3).standard_normal((32 * 60 + 5, 16)).astype(np.float32)
+        changed = [bundle.with_weights(folder / name) for name in ("b.safetensors", "same/a.safetensors")]
+        others = [model.of(each) for each in changed]
+        wanted = set()
+        for each in (model, *others):
+            parts = [each.run([part])[1][0][1] for part in each.parts([rows])]
+            wanted.add(np.concatenate(parts).tobytes())
+        assert len(wanted) == 2
+        seen = set()
+        for turn in range(10):
+            requests = [asyncio.create_task(batcher.call([rows])) for _ in range(2)]
+            small = asyncio.create_task(batcher.call([X]))  # it waits in the queue while the weights change
+            for number in range(6):
+                await asyncio.sleep(0.003)
+                batcher.model = others[(turn + number) % 2]
+            later = asyncio.create_task(batcher.call([X]))  # of other weights: it must not run with the first
+            seen |= {logits.tobytes() for _, logits in await asyncio.gather(*requests)}
+            await asyncio.gather(small, later)
+        assert seen == wanted
+        for each in changed:
+            each.close()
+
+    run(models["predict"], work)
+
+
+def test_requests_of_other_weights_do_not_share_a_call(
+    models: dict[str, Model], bundle: stagec.Bundle, folder: Path
+) -> None:
+    async def work(batcher: Batcher) -> None:
+        batcher._delay, batcher._patient = 0.1, True
+        before = batcher.model
+        with bundle.with_weights(folder / "b.safetensors") as other:
+            first = asyncio.create_task(batcher.call([X]))
+            await asyncio.sleep(0)
+            batcher.model = after = before.of(other)
+            _, mine = await batcher.call([X])
+            _, of_first = await first
+            assert of_first.tobytes() == before.run([[X]])[1][0][1].tobytes()
+            assert mine.tobytes() == after.run([[X]])[1][0][1].tobytes()
+            assert mine.tobytes() != of_first.tobytes()
+
+    run(models["predict"], work)
+
+
 def test_the_other_models_keep_theirs(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
     async def work(batcher: Batcher) -> None:
         model = batcher.model
@@ -103,17 +154,27 @@ def test_the_other_models_keep_theirs(models: dict[str, Model], bundle: stagec.B
         ({"weights": "/b.safetensors"}, "request", "below the server's folder"),
         ({"weights": "out.safetensors"}, "request", "below the server's folder"),
         ({"weights": "b.aot"}, "request", "below the server's folder"),
+        ({"weights": "loop.safetensors"}, "request", "below the server's folder"),
+        ({"weights": "sparse.safetensors"}, "unavailable", "w1 is f32[1099511627776]; expected f32[16,24]"),
         ({"weights": "c.safetensors"}, "unavailable", "No such file"),
         ({"weights": "other.safetensors"}, "unavailable", "it lacks b1 (f32[24])"),
-        ({"weights": "b.safetensors", "file": "x.safetensors"}, "unavailable", "it has no x.safetensors"),
+        (
+            {"weights": "b.safetensors", "file": "x.safetensors"},
+            "request",
+            "it takes its weights from weights.safetensors",
+        ),
     ],
 )
 def test_what_is_refused_changes_nothing(
     models: dict[str, Model], bundle: stagec.Bundle, folder: Path, parameters: Any, code: str, what: str
 ) -> None:
-    link = folder / "out.safetensors"
-    if not link.is_symlink():
-        link.symlink_to("/etc/passwd")
+    for name, to in {"out.safetensors": "/etc/passwd", "loop.safetensors": "loop.safetensors"}.items():
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(to)
+    with (folder / "sparse.safetensors").open("wb") as sparse:  # 4 TiB of zeros, which take no place
+        header = json.dumps({"w1": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+        sparse.write(len(header).to_bytes(8, "little") + header)
+        sparse.truncate(8 + len(header) + 2**42)
 
     async def work(batcher: Batcher) -> None:
         model = batcher.model
@@ -123,6 +184,58 @@ def test_what_is_refused_changes_nothing(
         assert batcher.model is model
 
     run(models["predict"], work)
+
+
+def test_a_model_without_weights_takes_none(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
+    async def work(batcher: Batcher) -> None:
+        with pytest.raises(RequestError, match="scaled: no argument of it is bound to weights") as refusal:
+            await Swapping(bundle, folder).load(batcher, {"weights": "b.safetensors"})
+        assert refusal.value.code == "request"
+
+    run(models["scaled"], work)
+
+
+def test_loading_one_model_keeps_the_weights_of_another(served: Path, folder: Path, tmp_path: Path) -> None:
+    """And what is unloaded stays so."""
+    place = tmp_path / "models.aot"
+    shutil.copy(served, place)
+    shutil.copy(folder / "b.safetensors", tmp_path)
+    with serving(place, "--control") as server:
+
+        def change(name: str, what: str = "load", **parameters: str) -> int:
+            given = {"parameters": parameters} if parameters else None
+            return server.ask("POST", f"/v2/repository/models/{name}/{what}", given)[0]
+
+        def logits() -> Any:
+            return server.ask("POST", INFER, REQUEST)[1]["outputs"]
+
+        def digest() -> str:
+            connection = http.client.HTTPConnection(server.host, server.port)
+            connection.request("POST", INFER, json.dumps(REQUEST))
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            return str(answer.getheader("stagec-digest"))
+
+        first = logits()
+        of_bundle = digest()
+        assert len(of_bundle) == 64
+        assert server.counted(f'stagec_model{{digest="{of_bundle}".*model="predict"') == 1
+        assert change("predict", weights="b.safetensors") == 200
+        assert digest() != of_bundle
+        assert server.counted(f'stagec_model{{digest="{digest()}".*model="predict"') == 1
+        changed = logits()
+        assert changed != first
+        assert change("filled", "unload") == 200
+        assert change("scaled") == 200
+        assert logits() == changed
+        assert server.ask("GET", "/v2/models/filled/ready")[0] == 503
+        assert change("predict") == 200  # its own weights again
+        assert logits() == first
+        assert digest() == of_bundle
+        assert server.ask("GET", "/v2/models/filled/ready")[0] == 503
+        errors = server.end(signal.SIGINT)
+    assert "predict has the weights of b.safetensors from the next request on; its digest is " in errors
 
 
 def test_with_keys_only_signed_files_are_loaded(
@@ -186,7 +299,7 @@ def test_adapters_are_models_of_their_own(served: Path, folder: Path, bundle: st
     with serving(
         served, "--adapter", f"b={folder / 'b.safetensors'}", "--adapter", f"a={folder}/same/a.safetensors"
     ) as server:
-        assert "predict.b 1.2.0: gathered along batch to 32\n" in server.told
+        assert "predict.b 1.2.0: gathered along batch to 32: its rows are independent, as is proven\n" in server.told
         assert "learned.a 1.2.0: not gathered: it keeps state: learned\n" in server.told
         assert "scaled.b" not in server.told
         maps = Path(f"/proc/{server.pid}/maps")
@@ -206,4 +319,4 @@ def test_adapters_are_models_of_their_own(served: Path, folder: Path, bundle: st
     assert "x.safetensors: cannot be read: No such file" in refused(served, "--adapter", "b=x.safetensors")
     assert "--adapter b: expected a name of letters, digits, _ and -, and a file" in refused(served, "--adapter", "b")
     other = refused(served, "--adapter", f"b={folder / 'b.safetensors'}", "--adapter-of", "x.safetensors")
-    assert other == "--adapter-of is x.safetensors: the files are weights.safetensors\n  name one of them\n"
+    assert other.endswith("\n--adapter-of is x.safetensors: the files are weights.safetensors\n  name one of them\n")

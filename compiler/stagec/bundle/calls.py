@@ -23,6 +23,7 @@ _DESCRIPTION = json_shapes.shape(
             "inputs?": {...: str},
             "outputs?": {...: str},
             "state?": {...: {"argument?": str, "result?": str, "idle?": float}},
+            "rows?": json_shapes.matching("independent", "independent"),
         },
         ...: object,
     }

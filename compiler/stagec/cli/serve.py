@@ -21,6 +21,12 @@ OPTIONS = {
     ),
     "[--socket PATH]": value("listen at this Unix socket, instead of --host and --port", ""),
     "[--grpc-socket PATH]": value("listen for gRPC at this Unix socket, instead of --grpc-port", ""),
+    "[--probe-port PORT]": value(
+        "answer probes and give metrics on this port too, in a thread of its own, without TLS; 0: any that is free "
+        "(default: on --port alone)",
+        None,
+        at_least(0),
+    ),
     "[--tls-cert FILE]": value("TLS: the certificate and those that signed it, in PEM", ""),
     "[--tls-key FILE]": value("the certificate's key, in PEM", ""),
     "[--key KEY]...": "a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
@@ -49,9 +55,12 @@ OPTIONS = {
         60,
         more_than_0,
     ),
-    "[--threads THREADS]": value("calls that run at a time (default: as many as there are cores)", 0, at_least(0)),
+    "[--threads THREADS]": value(
+        "calls that run at a time (default: as many as there are cores, or its cgroup may use)", 0, at_least(0)
+    ),
     "[--connections CONNECTIONS]": value("at a time (default: 1000)", 1000, at_least(1)),
     "[--timeout S]": value("seconds for headers, body and answer of a request, each (default: 60)", 60, more_than_0),
+    "[--keep-alive S]": value("seconds without a request after which a connection ends (default: 75)", 75, more_than_0),
     "[--drain S]": value("seconds after SIGTERM in which new requests are still answered (default: 5)", 5, at_least(0)),
     "[--watch]": "load the bundle again when its file is another one, without a pause",
     "[--json-logs]": "log a JSON object a line on stderr",
@@ -66,11 +75,11 @@ def run(options: Options) -> None:
     from pathlib import Path
 
     from stagec.loader.serving import load
-    from stagec.serving import server
-    from stagec.serving.service import Limits
+    from stagec.serving import logs, server
+    from stagec.serving.service import Limits, Repository
     from stagec.serving.swapping import Swapping, adapted
 
-    server.log_to(sys.stderr, options.json_logs)
+    logs.log_to(sys.stderr, options.json_logs)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise mistake("--tls-cert and --tls-key go together", "give both, or neither")
     adapters = dict(word.partition("=")[::2] for word in options.adapter)
@@ -81,10 +90,12 @@ def run(options: Options) -> None:
             raise mistake(what, "write for example --adapter french=french.safetensors")
     keys = options.key or None
     listener = server.listen(options.host, options.port, options.socket)
+    probes = None if options.probe_port is None else server.listen(options.host, options.probe_port)
 
-    def opened() -> server.Loaded:
+    def opened(tell: server.Tell) -> server.Loaded:
+        tell(f"{options.bundle} is read")
         bundle = load(options.bundle, options.target, policy=options.policy, keys=keys, weights=options.weights)
-        models, left_out = server.models_of(bundle, options.gather, options.policy)
+        models, left_out = server.models_of(bundle, options.gather, options.policy, tell)
         more = adapted(bundle, models, adapters, options.adapter_of, keys)
         folder = options.weights or Path(options.bundle).parent
         swapping = Swapping(bundle, folder, keys, more.bundles)
@@ -100,13 +111,20 @@ def run(options: Options) -> None:
     scheme = "https" if options.tls_cert else "http"
     address = f"{scheme}+unix://{options.socket}" if options.socket else f"{scheme}://{shown}:{port}"
 
-    def ready(loaded: server.Loaded, grpc: str) -> None:
-        models, left_out = loaded.models, loaded.left_out
+    def ready(repository: Repository, grpc: str) -> None:
+        models, left_out = {name: batcher.model for name, batcher in repository.batchers.items()}, repository.left_out
         value = {
-            name: {"version": model.version, "gathered": model.rows, "largest": model.largest, "alone": model.alone}
+            name: {
+                "version": model.version,
+                "gathered": model.rows,
+                "trust": model.trust,
+                "largest": model.largest,
+                "alone": model.alone,
+            }
             for name, model in models.items()
         }
         rpc = [f"listening on grpc://{grpc}"] if grpc else []
+        rpc += [f"probes on http://{shown}:{probes.getsockname()[1]}"] if probes else []
         text = "".join(f"{line}\n" for line in (*_lines(models, left_out), *rpc, f"listening on {address}"))
         told = {"kind": "serve", "address": address, "grpc": grpc, "models": value, "left_out": left_out}
         Answer(told, text).tell(options.json)
@@ -119,6 +137,7 @@ def run(options: Options) -> None:
         options.threads,
         connections=options.connections,
         drain=options.drain,
+        keep_alive=options.keep_alive,
         tls=(options.tls_cert, options.tls_key) if options.tls_cert else (),
         control=options.control,
         watch=options.bundle if options.watch else "",
@@ -128,12 +147,15 @@ def run(options: Options) -> None:
     )
     rpc = "" if options.grpc_port is None else f"{shown}:{options.grpc_port}"
     rpc = f"unix:{options.grpc_socket}" if options.grpc_socket else rpc
-    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc))
+    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc, probes))
 
 
 def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:
     for name, model in models.items():
-        how = f"gathered along {model.rows} to {model.largest}" if model.rows else f"not gathered: {model.alone}"
+        how = f"not gathered: {model.alone}"
+        if model.rows:
+            why = "as is proven" if model.trust == "proven" else "as the manifest declares"
+            how = f"gathered along {model.rows} to {model.largest}: its rows are independent, {why}"
         yield f"{name} {model.version}: {how}"
     for name, why in left_out.items():
         yield f"{name}: left out: {why}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ class Bundle(Mapping[str, Function]):
     """The functions of a bundle by name.
 
     name, version: as in the manifest.
+    digest: SHA-256 (hex) of what it has, with its weights.
     target: the most demanding target whose executables run here; "" if there is none, and calls compile.
 
     `stagec.load` makes it. `bundle["predict"](params, x)` calls a function. `close`, or the end of a `with` statement,
@@ -97,6 +99,8 @@ class Bundle(Mapping[str, Function]):
         self._names = list(index["functions"])
         self._targets = list(targets)
         self._variants, self._functions = Once(), Once()
+        self._replaced: dict[str, str] = {}  # digests of arrays that are not the bundle's, by name
+        self.digest = _digest(archive, self._replaced)
         self._executables = Once()  # by name of the artifact; those with other weights share it
         if selected_only and self._names and not any(self._variant(name).select().chosen for name in self._names):
             raise nearest_refusal(self.selections(), archive.path)
@@ -164,6 +168,8 @@ class Bundle(Mapping[str, Function]):
         view._loaded = copy.copy(loaded)
         view._loaded.weights, view._loaded.lock = loaded.weights.replaced(replacement), threading.Lock()
         view._variants, view._functions = Once(), Once()
+        view._replaced = {**self._replaced, **replacement.sha256}
+        view.digest = _digest(archive, view._replaced)
         return view
 
     def select(
@@ -271,6 +277,12 @@ class Bundle(Mapping[str, Function]):
 
     def __repr__(self) -> str:
         return f"Bundle({self.name} {self.version}, target {self.target}: {', '.join(self)})"
+
+
+def _digest(archive: Archive, replaced: Mapping[str, str]) -> str:
+    """Return the digest of a bundle by its index, which has those of its members, and of arrays instead of its own."""
+    others = "".join(f"\n{name} {digest}" for name, digest in sorted(replaced.items()))
+    return hashlib.sha256(archive.encoded_index + others.encode()).hexdigest()
 
 
 def _arrays(tree: Any) -> Any:

@@ -57,6 +57,7 @@ class Padding:
     """The manifest's padding of one function.
 
     declared: dimension -> {"fill": number, "mask": name of the keyword argument, or ""}.
+    mask_leaves: the numbers of the arguments that are masks -> the dimension.
     in_avals, out_avals: symbolic. paths: of the arguments. buckets: those with executables.
     """
 
@@ -71,7 +72,7 @@ class Padding:
         self.declared = declared
         self.masks = {table["mask"]: dim for dim, table in declared.items() if table["mask"]}
         self._in_avals, self._out_avals, self._buckets = in_avals, out_avals, buckets
-        self._mask_leaves = {paths.index(f"kwargs['{name}']"): dim for name, dim in self.masks.items()}
+        self.mask_leaves = {paths.index(f"kwargs['{name}']"): dim for name, dim in self.masks.items()}
 
     def fit(self, leaves: Sequence[Any]) -> Fit | None:
         """Return how these arguments go into the smallest bucket that holds them; None if they do not."""
@@ -100,7 +101,7 @@ class Padding:
                 for aval, leaf in zip(self._in_avals, leaves, strict=True)
             ),
             tuple(map(self._fill_of, range(len(leaves)))),
-            {i: self._mask(self._in_avals[i], dim, sizes, bucket) for i, dim in self._mask_leaves.items()},
+            {i: self._mask(self._in_avals[i], dim, sizes, bucket) for i, dim in self.mask_leaves.items()},
             tuple(self._cut(aval, sizes, bucket) for aval in self._out_avals),
         )
 
@@ -108,7 +109,7 @@ class Padding:
         return all(size == sizes[dim] or (dim in self.declared and size > sizes[dim]) for dim, size in bucket.items())
 
     def _fill_of(self, i: int) -> Any:
-        if i in self._mask_leaves:  # a mask of the caller's own: padding is not real
+        if i in self.mask_leaves:  # a mask of the caller's own: padding is not real
             return 0
         dims = (str(dim) for dim in self._in_avals[i].shape)
         return next((self.declared[dim]["fill"] for dim in dims if dim in self.declared), 0)

@@ -372,8 +372,7 @@ class Variant:
         archive = self._archive()
         which = index.key_of({"target": offer.target, "bucket": offer.bucket, "versions": offer.versions})
         if which not in self._descriptions:
-            entries = archive.index["functions"][self.name]["executables"]
-            entry = next(entry for entry in entries if index.key_of(entry) == which)
+            entry = self._entry(offer)
             stored = archive.read(entry["description"], LARGEST)
             try:
                 description = index.describe(archive.index, self.name, entry, stored)
@@ -385,6 +384,19 @@ class Variant:
                 raise LoadError("format", f"{archive.path}: {entry['description']}: {error}") from error
             self._descriptions[which] = description
         return self._descriptions[which]
+
+    def _entry(self, offer: Offer) -> Mapping[str, Any]:
+        """Return what the index has of an executable."""
+        which = index.key_of({"target": offer.target, "bucket": offer.bucket, "versions": offer.versions})
+        entries = self._archive().index["functions"][self.name]["executables"]
+        return next(entry for entry in entries if index.key_of(entry) == which)
+
+    def module(self, offer: Offer) -> tuple[bytes, Sequence[int]]:
+        """Return the StableHLO that an executable was compiled from, and the leaf that each of its parameters is.
+
+        Raises LoadError ("format", "digest"), CallError ("closed").
+        """
+        return bytes(self._archive()[self._entry(offer)["stablehlo"]]), self._describe(offer).kept_var_idx
 
     def release(self) -> None:
         """Let go of the executables; XLA frees their memory when no call uses them any more."""
@@ -401,10 +413,30 @@ class Variant:
             self.locate(failure, signature)
         return failure
 
+    @property
+    def _debug(self) -> Path | None:
+        """The file with the model's lines, if it is there and this may read it."""
+        debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
+        return debug if self._loaded.locations and debug.exists() else None
+
+    def lines(self, operation: str) -> list[str]:
+        """Return the lines of the model that have an operation, such as `stablehlo.sort`; empty if they are not known.
+
+        They are those of `<manifest>.<function>.debug.mlir`.
+        """
+        from stagec.stages import locations  # MLIR: not needed to run
+
+        try:
+            operations = locations.find(self._debug, operation) if self._debug else []
+        except (OSError, ValueError):
+            operations = []
+        opcode = operation.rpartition(".")[2]
+        of = (each.frames[0] for each in operations if each.opcode == opcode and each.frames)
+        return list(dict.fromkeys(f"{frame.file}:{frame.line}" for frame in of))
+
     def locate(self, error: Exception, signature: Signature) -> None:
         """Add a note with lines of the model to XLA's error, if `<manifest>.<function>.debug.mlir` is there."""
-        debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
-        if self._loaded.locations and debug.exists():
+        if debug := self._debug:
             from stagec.stages import locations  # MLIR: not needed to run
 
             loaded = signature.executable and signature.executable.loaded

@@ -370,7 +370,10 @@ class State(Table):
 
 
 class Serve(Table):
-    """What a server calls the arrays of a function, and keeps of them. Others have their path as their name."""
+    """What a server calls the arrays of a function, keeps of them, and may do with their rows.
+
+    Others have their path as their name.
+    """
 
     inputs: dict[str, TensorName] = Field(
         {},
@@ -385,6 +388,12 @@ class Serve(Table):
         description="What is kept between the requests of a sequence, by name. Functions that give one name share it: "
         "one may read a prompt into a cache, and another decode with it.",
         examples=[{"cache": {"argument": "cache", "result": "result[1]"}}],
+    )
+    rows: Literal["", "independent"] = Field(
+        "",
+        description="`independent`: each row of a result depends on the same row of the inputs alone, so that a server "
+        "may run rows of several clients in one call. Default: only where the server proves it on the StableHLO.",
+        examples=["independent"],
     )
 
 
@@ -632,10 +641,10 @@ class Function(Table):
             yield name, {**self.static, **variant.static}
 
     @property
-    def served(self) -> dict[str, dict[str, Any]]:
+    def served(self) -> dict[str, Any]:
         """What `serve` has, without what is empty, sorted by name."""
-        tables = self.serve.model_dump(exclude_defaults=True) if self.serve else {}
-        return {key: dict(sorted(rows.items())) for key, rows in tables.items()}
+        given = self.serve.model_dump(exclude_defaults=True) if self.serve else {}
+        return {key: dict(sorted(value.items())) if isinstance(value, dict) else value for key, value in given.items()}
 
     def every_bucket(self) -> Iterator[Mapping[str, int]]:
         """Every combination of the sizes, dimensions sorted by name; one empty bucket if there are none."""

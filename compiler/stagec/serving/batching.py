@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class _Waiting:
     """A request, or a part of one.
 
     since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
-    traced: as of `spans.context`.
+    traced: as of `spans.context`. after: what to do after its call; None: there was one.
     """
 
     arrays: Arrays
@@ -40,32 +40,35 @@ class _Waiting:
     turn: Turn | None = None
     traced: Any = None
     queued: bool = True
+    after: contextlib.ExitStack | None = field(default_factory=lambda: contextlib.ExitStack())  # noqa: PLW0108
 
 
 class _Group:
     """Requests that may run together, in their order.
 
-    rows: of all that wait. full: set when these are enough for one call.
+    model: runs them. rows: of all that wait. full: set when these are enough for one call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.waiting: deque[_Waiting] = deque()
         self.rows = 0
         self.full = asyncio.Event()
 
-    def add(self, item: _Waiting, enough: int) -> None:
+    def add(self, item: _Waiting) -> None:
         self.waiting.append(item)
         self.rows += item.count
-        if self.rows >= enough:
+        if self.rows >= self.model.largest:
             self.full.set()
 
     def remove(self, item: _Waiting) -> None:
         self.waiting.remove(item)
         self.rows -= item.count
 
-    def take(self, most: int) -> list[_Waiting]:
-        """Return the first requests that have `most` rows together at most; none is passed over."""
+    def take(self) -> list[_Waiting]:
+        """Return the first requests that one call holds; none is passed over."""
         items: list[_Waiting] = []
+        most = self.model.largest
         while self.waiting and self.waiting[0].count <= most:
             item = self.waiting.popleft()
             item.queued = False
@@ -80,6 +83,9 @@ class Batcher:
 
     Requests that differ in the number of rows alone run together: when they fill the largest bucket, or when the first
     has waited for `delay` seconds and a thread is free. Groups and models get free threads in turn.
+
+    model: runs the requests that come from now on. Another one with other weights may take its place; each request
+    keeps the one that it began with, and only requests of the same one run together.
     """
 
     def __init__(
@@ -107,24 +113,32 @@ class Batcher:
         """Return Triton's ModelConfig. idle: seconds before a sequence ends."""
         return self.model.config(self._delay, idle)
 
-    async def call(self, arrays: Arrays, begin: Callable[[], Turn] | None = None) -> Arrays:
+    async def call(
+        self,
+        arrays: Arrays,
+        begin: Callable[[], Turn] | None = None,
+        model: Model | None = None,
+        held: contextlib.ExitStack | None = None,
+    ) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
 
         begin: gives the turn of a request of a sequence; it is ended here.
+        model: runs all parts; None: the present one. held: if the caller is cancelled in a call, it ends after that.
         A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
         what `begin` raises.
         """
-        parts = self.model.parts(arrays)
+        model = model or self.model
+        parts = model.parts(arrays)
         if self._waiting >= self._most:
-            raise RequestError("busy", f"{self.model.name}: {self._waiting} requests wait already; try again later")
+            raise RequestError("busy", f"{model.name}: {self._waiting} requests wait already; try again later")
         for part in parts:
-            self.model.fit(part)
+            model.fit(part)
         turn = begin() if begin else None
         results: list[Arrays] = []
         items: deque[_Waiting] = deque()
         try:
             for part in parts:
-                items.append(self._enter(part, turn))
+                items.append(self._enter(model, part, turn))
                 if len(items) == _PARTS:
                     results.append(await items[0].result)
                     items.popleft()
@@ -132,19 +146,23 @@ class Batcher:
         finally:
             for item in items:
                 item.result.cancel()
+            running = [item for item in items if not item.queued and item.after is not None]
+            if held and running:  # the arrays live until then
+                assert running[-1].after is not None
+                running[-1].after.callback(held.pop_all().close)
         if len(results) == 1:
             return results[0]
         return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
 
-    def _enter(self, arrays: Arrays, turn: Turn | None) -> _Waiting:
-        kind = tuple(array.shape[1:] for array in arrays) if self.model.rows else None
+    def _enter(self, model: Model, arrays: Arrays, turn: Turn | None) -> _Waiting:
+        kind = model, tuple(array.shape[1:] for array in arrays) if model.rows else None
         group = self._groups.get(kind)
         if group is None:
-            group = self._groups[kind] = _Group()
+            group = self._groups[kind] = _Group(model)
             self._start(self._serve(kind, group))
         loop = asyncio.get_running_loop()
-        item = _Waiting(arrays, self.model.count(arrays), loop.time(), loop.create_future(), turn, spans.context())
-        group.add(item, self.model.largest)
+        item = _Waiting(arrays, model.count(arrays), loop.time(), loop.create_future(), turn, spans.context())
+        group.add(item)
         item.result.add_done_callback(lambda _: self._leave(group, item))
         self._count(1)
         return item
@@ -171,21 +189,21 @@ class Batcher:
             # A request that comes while none runs goes at once. Later ones wait for it, and for each other.
             delay = self._delay if self._patient or self._running or len(group.waiting) > 1 else 0
             left = group.waiting[0].since + delay - asyncio.get_running_loop().time()
-            if group.rows < self.model.largest and left > 0:
+            if group.rows < group.model.largest and left > 0:
                 group.full.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(group.full.wait(), left)
                 continue
             await self._free.acquire()
-            items = group.take(self.model.largest)
+            items = group.take()
             if not items:
                 self._free.release()
                 continue
             self._count(-len(items))
-            self._start(self._run(items))
+            self._start(self._run(group.model, items))
         del self._groups[kind]
 
-    async def _run(self, items: Sequence[_Waiting]) -> None:
+    async def _run(self, model: Model, items: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
         self._running += 1
         turn, succeeded = items[0].turn, False  # requests of sequences run alone
@@ -194,20 +212,24 @@ class Batcher:
             requests = [item.arrays for item in items]
             state = turn.arrays if turn else None
             rows = sum(item.count for item in items)
-            with spans.call(self.model.name, [item.traced for item in items]) as attributes:
-                bucket, results = await loop.run_in_executor(self._threads, self.model.run, requests, state)
+            with spans.call(model.name, [item.traced for item in items]) as attributes:
+                bucket, results = await loop.run_in_executor(self._threads, model.run, requests, state)
                 attributes |= {"bucket": naming.bucket(bucket), "rows": rows, "requests": len(items)}
-            self._metrics.ran(self.model.name, bucket, rows, loop.time() - began)
+            self._metrics.ran(model.name, bucket, rows, loop.time() - began)
             succeeded = True
         except Exception as error:  # each caller gets it
-            self._metrics.log.exception("%s failed", self.model.name, exc_info=error)
+            self._metrics.log.exception("%s failed", model.name, exc_info=error)
             for item in items:
                 if not item.result.done():
-                    item.result.set_exception(_failed(self.model.name, error))
+                    item.result.set_exception(_failed(model.name, error))
             return
         finally:
             self._running -= 1
             self._free.release()
+            for item in items:
+                assert item.after is not None
+                item.after.close()
+                item.after = None
             if turn:
                 turn.end(succeeded)
         for item, arrays in zip(items, results, strict=True):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +22,20 @@ from stagec.serving.tensors import Interface, Tensor
 
 MOST_JSON = 2**24
 """Bytes of JSON in a request, without binary tensors: a value takes up to twenty times as much memory as its JSON."""
+_MOST_VALUES, _MOST_CONTAINERS = 2**20, 2**16
+"""Values of JSON in a request, and arrays and objects among them: reading 16 MiB of empty arrays takes ten seconds."""
+_BYTES_A_VALUE = 64
+"""Bytes of memory that a value of JSON takes while it is read, at most."""
+_MOST_WRITTEN = 2**20
+"""Numbers of an answer that are written as JSON: a million of them takes a second of a core, and 20 MB."""
+_AT_ONCE = 2**13
+"""Numbers that are written without a break: other threads wait meanwhile."""
 _MOST_CHANGE = 2**16
 """Bytes of a request that loads or unloads a model."""
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = {...: object}
+_INDEX = json_shapes.shape({"ready?": bool, "name?": str})
 _CHANGE = json_shapes.shape({"parameters?": _PARAMETERS})
 _REQUEST = json_shapes.shape(
     {
@@ -59,18 +67,32 @@ InterfaceOf = Callable[[Step | None], Interface]
 """Returns the interface for a request: a sequence may use models that other requests do not get any more."""
 
 
-def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str) -> Request:
-    """Return the request in a body, with every name, datatype, shape and length checked.
+def memory(body: bytes, header_length: str | None) -> int:
+    """Return the bytes that reading the JSON of a request takes, beside those of its body.
 
-    model: the name of the model in the path, with which one in the body must be equal.
-    header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone.
-    Raises RequestError ("request", "too-large", "unsupported").
+    header_length: as for `read`. Raises RequestError ("request", "too-large") as it does.
     """
     end = len(body) if header_length is None else _length(header_length, len(body))
     if end > MOST_JSON:
         raise RequestError("too-large", f"{end:,} bytes of JSON are over the limit of {MOST_JSON:,}: send bytes")
+    containers = body.count(b"[", 0, end) + body.count(b"{", 0, end)
+    values = body.count(b",", 0, end) + containers
+    for count, most, what in ((values, _MOST_VALUES, "values"), (containers, _MOST_CONTAINERS, "arrays and objects")):
+        if count > most:
+            raise RequestError("too-large", f"over {most:,} {what} of JSON: send bytes (binary_data_size)")
+    return values * _BYTES_A_VALUE
+
+
+def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str) -> Request:
+    """Return the request in a body, with every name, datatype, shape and length checked.
+
+    model: the name of the model in the path, with which one in the body must be equal.
+    header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone. `memory`
+    has checked both. Raises RequestError ("request", "unsupported").
+    """
+    end = len(body) if header_length is None else int(header_length)
     try:
-        request = strict_json.parse(body[:end], MOST_JSON)
+        request = strict_json.parse(body[:end], MOST_JSON, whole=_whole)
         _REQUEST(request)
         for tensor in request["inputs"]:
             _INPUT(tensor)
@@ -90,9 +112,28 @@ def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, mode
     return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs), step)
 
 
+def _whole(text: str) -> int | float:
+    """Return a whole number of 64 bits, with or without a sign; -0 is a float, because no integer is -0."""
+    if text == "-0":
+        return -0.0
+    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
+        raise ValueError(f"the number {text[:20]}... has more than 64 bits")
+    return value
+
+
 def _is_binary(table: Mapping[str, Any], default: bool) -> bool:
     parameters = known_parameters(table["name"], table.get("parameters", {}), "binary_data")
     return flag(parameters, "binary_data", default)
+
+
+def read_index(body: bytes) -> bool:
+    """Return whether a request for the index wants ready models alone. Raises RequestError ("request")."""
+    try:
+        request = strict_json.parse(body or b"{}", _MOST_CHANGE)
+        _INDEX(request)
+    except ValueError as error:
+        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    return bool(request.get("ready", False))
 
 
 def read_change(body: bytes) -> Mapping[str, Any]:
@@ -201,9 +242,15 @@ def write(
 ) -> tuple[bytes, int | None]:
     """Return the body of an answer, and the end of its JSON; None: it is only JSON.
 
-    Raises RequestError ("not-json") for a NaN or an infinity in an output that the client wants as JSON.
+    Raises RequestError ("not-json") for a NaN or an infinity in an output that the client wants as JSON, and for too
+    many numbers.
     """
-    told, after = [], []
+    told: list[str] = []
+    after = []
+    written = sum(results[number].size for number, binary in request.outputs if not binary)
+    if written > _MOST_WRITTEN:
+        what = f"the answer has {written:,} numbers, and as JSON {_MOST_WRITTEN:,} at most"
+        raise RequestError("not-json", f"{what}: ask for bytes (binary_data_output)")
     for number, binary in request.outputs:
         tensor, array = interface.outputs[number], results[number]
         table: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(array.shape)}
@@ -211,22 +258,27 @@ def write(
             data = np.ascontiguousarray(array).tobytes()
             after.append(data)
             table["parameters"] = {"binary_data_size": len(data)}
+            told.append(_json(table))
         else:
-            table["data"] = _numbers(tensor, array)
-        told.append(table)
-    answer = {"model_name": model, "model_version": version, "outputs": told}
+            told.append(f'{_json(table)[:-1]},"data":[{",".join(_numbers(tensor, array))}]}}')
+    answer = {"model_name": model, "model_version": version}
     if request.request_id is not None:
         answer["id"] = request.request_id
-    header = json.dumps(answer, separators=(",", ":")).encode()
+    header = f'{_json(answer)[:-1]},"outputs":[{",".join(told)}]}}'.encode()
     return b"".join([header, *after]), len(header) if after else None
 
 
-def _numbers(tensor: Tensor, array: NDArray[Any]) -> list[Any]:
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _numbers(tensor: Tensor, array: NDArray[Any]) -> Iterator[str]:
+    """Yield the numbers of an array as JSON, some at a time."""
     values = array.ravel()
-    if array.dtype.kind in "biu":
-        return list(values.tolist())
-    numbers: list[float] = values.astype(np.float64).tolist()
-    if not all(map(math.isfinite, numbers)):
-        what = f"{tensor.name} has a NaN or an infinity, and JSON has neither: ask for its bytes (binary_data)"
-        raise RequestError("not-json", what)
-    return numbers
+    if array.dtype.kind not in "biu":
+        values = values.astype(np.float64)
+        if not np.isfinite(values).all():
+            what = f"{tensor.name} has a NaN or an infinity, and JSON has neither: ask for its bytes (binary_data)"
+            raise RequestError("not-json", what)
+    for start in range(0, values.size, _AT_ONCE):
+        yield _json(values[start : start + _AT_ONCE].tolist())[1:-1]

@@ -19,6 +19,7 @@ class Metrics:
 
     requests: by model and status. seconds: from the last byte of a request to its answer, by model.
     waiting: requests in the queue, by model. sequences: the live ones, by state.
+    crowded: requests that were refused because there are too many connections.
     loads: of bundles, by outcome ("loaded" or "failed"). load_seconds: of the last one.
     """
 
@@ -38,10 +39,12 @@ class Metrics:
         self.sequences = Gauge("stagec_sequences", "Sequences that have a state", ("state",), registry=registry)
         what = "Sequences that ended, by reason"
         self._ended = Counter("stagec_sequences_ended", what, ("state", "reason"), registry=registry)
+        what = "Requests that were refused because there are too many connections"
+        self.crowded = Counter("stagec_crowded_requests", what, registry=registry)
         self.loads = Counter("stagec_loads", "Loads of the bundle, by outcome", ("outcome",), registry=registry)
         self.load_seconds = Gauge("stagec_load_seconds", "Seconds that the last load took", registry=registry)
         what = "1 for each model that is offered: what runs"
-        self._offered = Gauge("stagec_model", what, ("model", "version", "target", "kind"), registry=registry)
+        self._offered = Gauge("stagec_model", what, ("model", "version", "digest", "target", "kind"), registry=registry)
         for metric in (self.requests, self.seconds, self.waiting, self._calls, self._rows, self._call_seconds):
             # It takes a lock each time, and there are few.
             metric.labels = functools.cache(metric.labels)  # type: ignore[method-assign, assignment]
@@ -52,8 +55,8 @@ class Metrics:
         self._rows.labels(model).observe(rows)
         self._call_seconds.labels(model).observe(seconds)
 
-    def offered(self, rows: Iterable[tuple[str, str, str, str]]) -> None:
-        """Set the offered models: name, version, target, and "executable" or "compiled" of each."""
+    def offered(self, rows: Iterable[tuple[str, str, str, str, str]]) -> None:
+        """Set the offered models: name, version, digest, target, and "executable" or "compiled" of each."""
         self._offered.clear()
         for row in rows:
             self._offered.labels(*row).set(1)

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -23,11 +23,12 @@ from stagec.loader.bundle import Bundle
 from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
-from stagec.loader.selection import CHOSEN, Policy
+from stagec.loader.selection import CHOSEN, Offer, Policy
 from stagec.pjrt.arrays import dtype_of
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
 from stagec.serving.refusal import RequestError
+from stagec.serving.rows import why_dependent
 from stagec.serving.tensors import Tensor, interface_of
 
 Arrays = Sequence[NDArray[Any]]
@@ -39,26 +40,32 @@ _TRIALS = 6
 
 These are drawn as 0 or 1, so two rows may be equal. Two floats are not, so two inputs are enough.
 """
+_MOST_LINES = 4
+"""Lines of the model that a reason names."""
 
 
 class Model:
     """A function, or a variant of one, that a server offers.
 
     name: of the function; of a variant FUNCTION-VARIANT; with an adapter, that follows a dot. version: of the bundle.
+    digest: of the bundle with the weights that this model has; "": it is not known.
     interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` has the reason.
+    trust: why they may be: "proven" on the StableHLO (`serving/rows.py`), or "declared" in the manifest; else "".
     states: the arrays that it keeps between the calls of a sequence, by name.
     target, kind: the running code: an "executable" for a target, or code "compiled" here.
     largest: the number of rows of the largest bucket; 1 if requests are not gathered.
     """
 
     def __init__(self, function: Function, version: str, rows: str = "", policy: Policy = "executable_only") -> None:
-        """Load every bucket, and compare results of rows beside others with results of the same rows alone.
+        """Load every bucket, and find out whether requests may be gathered.
 
+        They may where it is proven that each row of a result depends on its own row alone, or the manifest declares it.
+        Then results of rows beside others are also compared with results of the same rows alone.
         rows: the dimension along which requests may be gathered; "": none is.
         Raises RequestError ("unsupported") for a function that cannot be served, LoadError, CallError.
         """
-        self.name, self.version = function.name, version
+        self.name, self.version, self.digest = function.name, version, ""
         self._function, self._usage = function, function.usage
         self.interface = interface_of(self._usage)
         selected = function.select()
@@ -70,9 +77,10 @@ class Model:
             for candidate in candidates
             if candidate.offer.kind == "executable" and (candidate.code == CHOSEN or policy != "executable_only")
         ]
-        buckets = {naming.bucket(offer.bucket): offer.bucket for offer in usable}
+        offers = {naming.bucket(offer.bucket): offer for offer in usable}
         self.buckets: list[Mapping[str, int]] = sorted(
-            buckets.values(), key=lambda bucket: (math.prod(bucket.values()), naming.bucket(bucket))
+            (offer.bucket for offer in offers.values()),
+            key=lambda bucket: (math.prod(bucket.values()), naming.bucket(bucket)),
         )
         if not self.buckets:
             what = f"{self.name}: the bundle has no executable of it that this server can use"
@@ -92,8 +100,12 @@ class Model:
             self.alone = f"it keeps state: {', '.join(self.states)}"
         else:
             self.alone = self._why_not_declared(rows) if rows else "no dimension is named to gather along"
+        self.trust = "declared" if self._usage.serve.get("rows") else "proven"
+        if not self.alone and self.trust == "proven":
+            self.alone = self._why_not_proven(rows, offers.values())
         self.alone = self._warm("" if self.alone else rows) or self.alone
         self.rows = "" if self.alone else rows
+        self.trust = self.trust if self.rows else ""
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
 
     @property
@@ -110,7 +122,7 @@ class Model:
         variants = (function for family in bundle.values() for function in (family, *family.variants.values()))
         function = next(function for function in variants if function.name == self._function.name)
         model = copy.copy(self)
-        model.name, model._function = name or self.name, function
+        model.name, model.digest, model._function = name or self.name, bundle.digest, function
         weights = iter(function.weights.values())
         model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
         model._flat = {}
@@ -255,6 +267,31 @@ class Model:
                 return f"{tensor.name} is {tensor.aval}, and its rows are not those of {rows}"
         if not self.interface.inputs or not self.interface.outputs:
             return "it has no inputs, or no outputs"
+        mask = self._padding.declared[rows]["mask"]
+        if any(dim == rows and not self._usage.in_avals[leaf].shape for leaf, dim in self._padding.mask_leaves.items()):
+            return f"{mask} is the number of rows, which other requests change"
+        return ""
+
+    def _why_not_proven(self, rows: str, offers: Iterable[Offer]) -> str:
+        """Return why it is not proven that rows are independent; "" if it is."""
+        variant, _ = self._function.chosen({})
+        of_inputs = [aval.shape.index(rows) if rows in aval.shape else None for aval in self._usage.in_avals]
+        for offer in offers:
+            if offer.bucket[rows] == 1:  # a row is alone, and not padded
+                continue
+            module, parameters = variant.module(offer)
+            inputs = {number: dim for number, leaf in enumerate(parameters) if (dim := of_inputs[leaf]) is not None}
+            outputs = {tensor.leaf: 0 for tensor in self.interface.outputs}
+            try:
+                ending = why_dependent(module, offer.bucket[rows], inputs, outputs)
+            except ValueError as error:
+                return f"no proof that its rows are independent: {error}"
+            if ending:
+                lines = variant.lines(ending.operation)
+                shown = ", ".join(lines[:_MOST_LINES]) + (" and others" if len(lines) > _MOST_LINES else "")
+                place = f" (in {shown})" if shown else ""
+                what = f"no proof that its rows are independent: {ending}{place}"
+                return f'{what}; if they are, the manifest may say serve.rows = "independent"'
         return ""
 
     def _warm(self, rows: str) -> str:
@@ -271,12 +308,12 @@ class Model:
     def _why_dependent(self, rows: str, bucket: Mapping[str, int]) -> str:
         """Call a bucket; return why requests are not gathered in it along a dimension, "" if they can be.
 
-        A declaration of padding does not say that rows are independent: of a cumulative sum it is right, and rows of
-        another request would change the result. So each bucket is asked, with random rows: other rows around a row,
-        padding, or another place of it must not change one bit of its result. A row is the last one of a full call, and
-        the first one, and the last before padding, of a call with as few rows as get this bucket. The smallest bucket
-        is asked more often: it takes the least time, and what a function does to rows is the same in all; how an
-        executable rounds shows at once.
+        This is a second look, beside the proof or the declaration: how an executable rounds may depend on the place of
+        a row, and a declaration may be wrong. Other rows around a row, padding, or another place of it must not change
+        one bit of its result. A row is the last one of a full call, and the first one, and the last before padding, of
+        a call with as few rows as get this bucket. The smallest bucket is asked more often, as it takes the least time,
+        and what a function does to rows is the same in all: also with other rows that are equal to the row, huge, NaN,
+        and zero, because rare dependence (a capacity, a scale, a check for NaN) does not show between random rows.
         """
         size = bucket[rows] if rows else 1
         if size == 1:
@@ -293,12 +330,34 @@ class Model:
                 for array, values in zip(few, full, strict=True):
                     array[place] = values[-1]
             _, of_full = self._call(full)
-            _, of_few = self._call(few)
-            for tensor, in_full, in_few in zip(self.interface.outputs, of_full, of_few, strict=True):
-                if any(in_full[-1].tobytes() != in_few[place].tobytes() for place in places):
-                    what = "a row's result depends on its place, on other rows, or on padding"
-                    return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
+            wanted = [result[-1].tobytes() for result in of_full]
+            compared = [(few, places), *((other, {size - 1}) for other in _unusual(full) if is_smallest)]
+            for arrays, where in compared:
+                _, results = self._call(arrays)
+                for tensor, result, bits in zip(self.interface.outputs, results, wanted, strict=True):
+                    if any(result[place].tobytes() != bits for place in where):
+                        what = "a row's result depends on its place, on other rows, or on padding"
+                        return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
         return ""
+
+
+def _unusual(arrays: Arrays) -> Iterator[Arrays]:
+    """Yield arrays with the same last rows, and other rows that are equal to these, zero, huge, and NaN."""
+    for value in (lambda array: array[-1], lambda _: 0, _huge, lambda array: np.nan if _is_float(array) else 1):
+        changed = [array.copy() for array in arrays]
+        for array in changed:
+            array[:-1] = value(array)
+        yield changed
+
+
+def _huge(array: NDArray[Any]) -> Any:
+    if not _is_float(array):
+        return 1 if array.dtype.kind == "b" else min(np.iinfo(array.dtype).max, 2**15)
+    return 6e4 if array.dtype == np.float16 else 3e38
+
+
+def _is_float(array: NDArray[Any]) -> bool:
+    return array.dtype.kind not in "biu"  # bfloat16 is of the kind V
 
 
 def _fit(

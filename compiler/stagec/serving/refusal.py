@@ -16,7 +16,9 @@ STATUS = {
     "busy": 429,
     "failed": 500,
     "unsupported": 501,
+    "headers": 400,
     "unavailable": 503,
+    "crowded": 503,
     "timeout": 504,
 }
 """The HTTP status of each code."""
@@ -39,9 +41,10 @@ GRPC_STATUS = {
 class RequestError(Refusal):
     """A request that the server does not answer.
 
-    Codes: "request" (what the client sent is wrong), "not-found", "method", "not-json" (JSON has no NaN and no
-    infinity), "slow" (the body took too long), "conflict" (another request has the sequence), "too-large", "encoding",
-    "busy" (the queue, the memory for bodies or the number of sequences is at its limit), "failed" (the function
-    raised), "unsupported", "unavailable" (a model that cannot be served, or a server that ends), "timeout". `STATUS`
+    Codes: "request" (what the client sent is wrong), "not-found", "method", "not-json" (JSON has no NaN, no infinity,
+    and not millions of numbers), "slow" (the body took too long), "conflict" (another request has the sequence),
+    "too-large", "encoding", "headers" (of HTTP: too many, or two lengths), "crowded" (too many connections), "busy"
+    (the queue, the memory for bodies or the number of sequences is at its limit), "failed" (the function raised),
+    "unsupported", "unavailable" (a model that cannot be served, or a server that loads or ends), "timeout". `STATUS`
     has the HTTP status of each, `GRPC_STATUS` that of gRPC.
     """

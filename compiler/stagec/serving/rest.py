@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stagec.serving import encoding, spans
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import STATUS, RequestError
-from stagec.serving.service import Chosen, Service
+from stagec.serving.service import DIGEST, Chosen, Service
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -20,6 +20,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _MODEL = re.compile(r"/v2/models/([\w.+-]+)(?:/versions/([\w.+-]+))?(?:/(ready|config|infer))?")
 _REPOSITORY = re.compile(r"/v2/repository/models/([\w.+-]+)/(load|unload)")
+MOST_HEADERS = 2**16
+"""Bytes of the headers of a request."""
+_PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
 _LOOK = 0.02
 """Seconds between checks whether the client is still there."""
 
@@ -35,21 +38,32 @@ class _Disconnected(Exception):
 
 
 class Application:
-    """An ASGI application that offers the models of a service."""
+    """An ASGI application that offers the models of a service.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    crowded: whether there are more connections than there may be; then it answers probes alone.
+    """
+
+    def __init__(self, service: Service, probes: bool = False) -> None:
+        """probes: whether it only says how the server is, which it may do in another thread than the service's."""
+        self._service, self._probes = service, probes
+        self.crowded: Callable[[], bool] = lambda: False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         assert scope["type"] == "http", scope["type"]
+        closes = self._service.ending
         try:
+            _check_headers(scope["headers"])
             answer = await self._answer(scope, receive)
         except _Disconnected:
             return
         except RequestError as error:
             answer = _json({"error": str(error)}, STATUS[error.code])
-        closing = [(b"connection", b"close")] if self._service.ending else []
+            closes |= error.code in ("headers", "crowded", "slow")
+        except Exception as error:
+            self._service.metrics.log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            answer = _json({"error": "the server failed; its log says why"}, STATUS["failed"])
+        closing = [(b"connection", b"close")] if closes else []
         length = (b"content-length", str(len(answer.body)).encode())
         headers = [*answer.headers, length, *closing]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -57,6 +71,11 @@ class Application:
 
     async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
         service, method, path = self._service, scope["method"], scope["path"].removesuffix("/")
+        if path not in _PROBES and self._probes:
+            raise RequestError("not-found", f"this port has {', '.join(_PROBES)} alone")
+        if path not in _PROBES and self.crowded():
+            service.metrics.crowded.inc()
+            raise RequestError("crowded", "the server has as many connections as it may; try again later")
         match = _MODEL.fullmatch(path)
         if match:
             batcher = service.batcher(match[1], match[2])
@@ -71,14 +90,15 @@ class Application:
             return _json({"name": match[1], "ready": True} if match[3] else batcher.model.metadata())
         if path == "/v2/repository/index":
             _only(method, "POST")
-            return _json(list(service.index()))
+            with contextlib.ExitStack() as held:
+                return _json(service.index(encoding.read_index(await self._body(None, receive, held))))
         if match := _REPOSITORY.fullmatch(path):
             _only(method, "POST")
-            async with contextlib.AsyncExitStack() as held:
+            with contextlib.ExitStack() as held:
                 body = await self._body(None, receive, held)
                 await service.change(match[1], match[2], encoding.read_change(body))
             return _json({})
-        if path not in ("/v2", "/v2/health/live", "/v2/health/ready", "/metrics"):
+        if path not in ("/v2", *_PROBES):
             raise RequestError("not-found", f"there is nothing at {path[:200]}")
         _only(method, "GET", "HEAD")
         if path == "/metrics":
@@ -87,17 +107,20 @@ class Application:
             return _json(service.metadata(["binary_tensor_data", "model_repository"]))
         if path == "/v2/health/live":
             return _json({"live": True})
-        return _json({"ready": not service.ending}, 503 if service.ending else 200)
+        loading = {"loading": service.loading} if service.loading else {}
+        return _json({"ready": service.ready, **loading}, 200 if service.ready else 503)
 
     async def _infer(self, chosen: Chosen, headers: Mapping[str, str], receive: Receive) -> _Answer:
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError("encoding", "a compressed body is not supported: send it as it is")
-        async with contextlib.AsyncExitStack() as held:
+        with contextlib.ExitStack() as held:
             body = await self._body(headers.get("content-length"), receive, held)
+            header_length = headers.get(encoding.HEADER_LENGTH)
+            self._service.hold(encoding.memory(body, header_length), held)
             async with _while_connected(receive):
-                return await self._work(chosen, body, headers.get(encoding.HEADER_LENGTH))
+                return await self._work(chosen, body, header_length, held)
 
-    async def _body(self, length: str | None, receive: Receive, held: contextlib.AsyncExitStack) -> bytes:
+    async def _body(self, length: str | None, receive: Receive, held: contextlib.ExitStack) -> bytes:
         """Return the body of a request. held: gives its bytes back to the limit of all bodies."""
         limits = self._service.limits
         most = limits.body
@@ -121,18 +144,33 @@ class Application:
             raise RequestError("slow", f"the body took over {limits.seconds:g} seconds") from None
         return bytes(body)
 
-    async def _work(self, chosen: Chosen, body: bytes, header_length: str | None) -> _Answer:
+    async def _work(
+        self, chosen: Chosen, body: bytes, header_length: str | None, held: contextlib.ExitStack
+    ) -> _Answer:
         def read(interface_of: encoding.InterfaceOf) -> encoding.Request:
             return encoding.read(body, header_length, interface_of, chosen.batcher.model.name)
 
-        def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None]:
-            return encoding.write(model.name, model.version, request, results, model.interface)
+        def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None, str]:
+            return *encoding.write(model.name, model.version, request, results, model.interface), model.digest
 
-        answer, end = await self._service.answer(chosen, len(body), read, write)
+        answer, end, digest = await self._service.answer(chosen, len(body), held, read, write)
+        which = (DIGEST.encode(), digest.encode())
         if end is None:
-            return _Answer(200, answer)
-        told = (b"content-type", b"application/octet-stream"), (encoding.HEADER_LENGTH.encode(), str(end).encode())
-        return _Answer(200, answer, told)
+            return _Answer(200, answer, ((b"content-type", b"application/json"), which))
+        length = (encoding.HEADER_LENGTH.encode(), str(end).encode())
+        return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
+
+
+def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise RequestError ("headers") for too many, and for two ways to say where the body ends.
+
+    A proxy may choose the other one, and so see other requests: https://www.rfc-editor.org/rfc/rfc9112#section-6.3.
+    """
+    names = [name for name, _ in headers]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise RequestError("headers", "the request has Content-Length and Transfer-Encoding: send one of them")
+    if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
+        raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from stagec.serving import messages, spans
 from stagec.serving.encoding import Request
 from stagec.serving.model import Arrays, Model
 from stagec.serving.refusal import GRPC_STATUS, RequestError
-from stagec.serving.service import Service, maybe_in_thread
+from stagec.serving.service import DIGEST, Service, maybe_in_thread
 
 _QUIET = 0.2
 """A server that is ending stops after this many seconds without a call."""
@@ -89,38 +89,46 @@ class RpcServer:
             await asyncio.sleep(_QUIET / 10)
         await self._server.stop(0)
 
-    async def _counted(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
+    async def _counted(self, method: str, _: object, context: Any) -> None:
         self._last = asyncio.get_running_loop().time()
         if self._ending:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends; this call did not run")
+            _refuse(context, "unavailable", "the server ends; this call did not run")
+            return
         self._calls += 1
         try:
-            await self._answer(method, bodies, context)
+            with contextlib.ExitStack() as held:
+                try:
+                    response = await self._answer(method, context, held)
+                except RequestError as error:
+                    _refuse(context, error.code, str(error))
+                    return
+                await context.write(response)
         finally:
             self._calls -= 1
 
-    async def _answer(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
-        """Answer one call."""
-        seconds = self._service.limits.seconds
-        async with contextlib.AsyncExitStack() as held:
-            try:
-                try:
-                    async with asyncio.timeout(seconds):
-                        body = await anext(bodies, None)
-                except TimeoutError:
-                    raise RequestError("slow", f"the message took over {seconds:g} seconds") from None
-                if body is None:
-                    raise RequestError("request", f"{method} needs a message")
-                self._service.hold(len(body), held)
-                headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-                response = await self._response(method, body, headers)
-            except RequestError as error:
-                await context.abort(getattr(grpc.StatusCode, GRPC_STATUS[error.code]), str(error)[:_MOST_TEXT])
-            await context.write(response)
+    async def _answer(self, method: str, context: Any, held: contextlib.ExitStack) -> bytes:
+        """Return the response of one call.
 
-    async def _response(self, method: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        grpc's iterator of messages is in a cycle with the last one that it gave, which so lives until a garbage
+        collection; `read` keeps nothing.
+        """
+        seconds = self._service.limits.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                body = await context.read()
+        except TimeoutError:
+            raise RequestError("slow", f"the message took over {seconds:g} seconds") from None
+        if body is grpc.aio.EOF:
+            raise RequestError("request", f"{method} needs a message")
+        self._service.hold(len(body), held)
+        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        return await self._response(method, body, context, headers, held)
+
+    async def _response(
+        self, method: str, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack
+    ) -> bytes:
         if method == "ModelInfer":
-            return await self._infer(body, headers)
+            return await self._infer(body, context, headers, held)
         request = messages.parse(f"{method}Request", body)
         if method.startswith("RepositoryModel"):
             # KServe's message has the name in the first field, Triton's that of a repository.
@@ -139,11 +147,11 @@ class RpcServer:
             case "ServerLive":
                 return {"live": True}
             case "ServerReady":
-                return {"ready": not service.ending}
+                return {"ready": service.ready}
             case "ServerMetadata":
                 return service.metadata(["model_repository"])
             case "RepositoryIndex":
-                return {"models": [row for row in service.index() if not request.ready or row["state"] == "READY"]}
+                return {"models": service.index(request.ready)}
         try:
             batcher = service.batcher(request.name, request.version or None)
         except RequestError:
@@ -154,13 +162,20 @@ class RpcServer:
             return {"ready": True}
         return {"config": self._service.config(batcher)} if method == "ModelConfig" else batcher.model.metadata()
 
-    async def _infer(self, body: bytes, headers: Mapping[str, str]) -> bytes:
-        message = await maybe_in_thread(len(body), lambda: messages.parse("ModelInferRequest", body))
+    async def _infer(self, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack) -> bytes:
+        message = await maybe_in_thread(len(body), held, lambda: messages.parse("ModelInferRequest", body))
         name, version = message.model_name, message.model_version or None
 
         def write(model: Model, request: Request, results: Arrays) -> bytes:
+            context.set_trailing_metadata(((DIGEST, model.digest),))
             return messages.write(model.name, model.version, request, results, model.interface)
 
         with spans.request(name, headers), self._service.counted(name, version) as chosen:
             read = functools.partial(messages.read, message)
-            return await self._service.answer(chosen, len(body), read, write)
+            return await self._service.answer(chosen, len(body), held, read, write)
+
+
+def _refuse(context: Any, code: str, text: str) -> None:
+    """End a call with an error. `abort` of grpc raises, and its exception is in a cycle with all frames below it."""
+    context.set_code(getattr(grpc.StatusCode, GRPC_STATUS[code]))
+    context.set_details(text[:_MOST_TEXT])

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import json
-import logging
+import math
 import os
+import resource
+import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -27,8 +32,7 @@ from stagec.loader.selection import Policy
 from stagec.serving.batching import Batcher
 from stagec.serving.metrics import Metrics
 from stagec.serving.model import Model
-from stagec.serving.refusal import RequestError
-from stagec.serving.rest import Application
+from stagec.serving.rest import MOST_HEADERS, Application
 from stagec.serving.sequences import IDLE, Sequences
 from stagec.serving.service import Limits, Repository, Service
 from stagec.serving.swapping import Swapping
@@ -36,6 +40,15 @@ from stagec.serving.swapping import Swapping
 if TYPE_CHECKING:
     from stagec.serving.rpc import RpcServer
 
+Tell = Callable[[str], None]
+"""Takes how far loading is, for people."""
+_CGROUPS = Path("/sys/fs/cgroup")
+_ATTACHING = 0.05
+"""Seconds in which asyncio makes connections of what it has accepted."""
+_LAST = 0.3
+"""Seconds between the last connection and the end of those that have no request."""
+_BACKLOG = 2048
+"""Connections that wait to be accepted, at most."""
 _WATCH = 1
 """Seconds between two looks at a file that is watched."""
 
@@ -50,6 +63,7 @@ class Options:
     drain: seconds after SIGTERM while the server still takes new requests.
     tls: files of the certificate with its chain, and of its key, in PEM; empty: there is no TLS.
     control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
+    keep_alive: seconds without a request after which a connection ends.
     sequences: the most at a time, of each state. idle: seconds before one ends, if the manifest does not say.
     """
 
@@ -61,6 +75,7 @@ class Options:
     tls: tuple[str, str] | tuple[()] = ()
     control: bool = False
     watch: str = ""
+    keep_alive: float = 75
     sequences: int = 64
     idle: float = IDLE
     limits: Limits = field(default_factory=Limits)
@@ -80,26 +95,60 @@ class Loaded(NamedTuple):
 
 
 def models_of(
-    bundle: Bundle, gather: str, policy: Policy = "executable_only"
+    bundle: Bundle, gather: str, policy: Policy = "executable_only", tell: Tell = lambda _: None
 ) -> tuple[dict[str, Model], dict[str, str]]:
     """Return the models of a bundle by name, loaded, and why each of the other functions is left out.
 
-    A function with variants is several models, FUNCTION-VARIANT.
+    A function with variants is several models, FUNCTION-VARIANT. tell: is called before each with how many there are.
     """
     models: dict[str, Model] = {}
     left_out: dict[str, str] = {}
-    for function in bundle.values():
-        for variant in function.variants.values() or [function]:
-            try:
-                model = Model(variant, bundle.version, gather, policy)
-            except Refusal as error:
-                left_out[variant.name] = str(error).partition("\n")[0]
-                continue
-            if why := _other_state(model, models.values()):
-                left_out[variant.name] = why
-            else:
-                models[variant.name] = model
+    variants = [variant for function in bundle.values() for variant in function.variants.values() or [function]]
+    for number, variant in enumerate(variants):
+        tell(f"{number} of {len(variants)} models are loaded")
+        try:
+            model = Model(variant, bundle.version, gather, policy)
+        except Refusal as error:
+            left_out[variant.name] = str(error).partition("\n")[0]
+            continue
+        if why := _other_state(model, models.values()):
+            left_out[variant.name] = why
+        else:
+            model.digest = bundle.digest
+            models[variant.name] = model
     return models, left_out
+
+
+def cores() -> int:
+    """Return how many calls may run at a time: the cores of this process, or fewer if its cgroup may use less time.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max), and cpu.cfs_quota_us of version 1.
+    """
+    count = len(os.sched_getaffinity(0))
+    for quota, period in _quotas():
+        count = min(count, max(1, math.ceil(quota / period)))
+    return count
+
+
+def _quotas() -> Iterator[tuple[int, int]]:
+    """Yield microseconds of CPU time and of the time in which they may be used, of this cgroup and those above it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, place = line.split(":", 2)
+            root = _CGROUPS if not controllers else _CGROUPS / "cpu"
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            folder = root / place.lstrip("/")
+            while folder.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError):
+                    if controllers:
+                        words = [(folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period")]
+                    else:
+                        words = (folder / "cpu.max").read_text("utf-8").split()
+                    quota, period = map(int, words)  # "max" is not a number, and -1 is no limit
+                    if quota > 0:
+                        yield quota, period
+                folder = folder.parent
 
 
 def _other_state(model: Model, others: Iterable[Model]) -> str:
@@ -110,26 +159,6 @@ def _other_state(model: Model, others: Iterable[Model]) -> str:
                 mine, theirs = (", ".join(map(str, which.avals(name))) for which in (model, other))
                 return f"its state {name} is {mine}, and that of {other.name} is {theirs}"
     return ""
-
-
-class _Json(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        table = {"time": record.created, "level": record.levelname, "logger": record.name}
-        table["message"] = record.getMessage()
-        if record.exc_info:
-            table["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(table)
-
-
-def log_to(stream: TextIO, as_json: bool) -> None:
-    """Write the messages of Python's loggers there.
-
-    as_json: an object a line, with time (in seconds since 1970), level, logger, message, and traceback of an exception.
-    """
-    handler = logging.StreamHandler(stream)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(_Json() if as_json else text)
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def listen(host: str, port: int, path: str = "") -> socket.socket:
@@ -163,66 +192,45 @@ def _listen_at(path: str) -> socket.socket:
 
 
 async def serve(
-    load: Callable[[], Loaded],
+    load: Callable[[Tell], Loaded],
     listener: socket.socket,
     options: Options,
-    ready: Callable[[Loaded, str], None],
+    ready: Callable[[Repository, str], None],
     grpc_address: str = "",
+    probes: socket.socket | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
 
-    load: loads the bundle as it is then; raises StagecError or Refusal. Later ones run in a thread.
-    ready: called when clients can connect, with the models and the address for gRPC; "": there is none.
+    It listens at once; until the models are loaded it is live and not ready.
+    load: loads the bundle as it is then, in a thread, and calls its argument with how far it is; raises StagecError or
+    Refusal, and if it is the first load, so does this.
+    ready: called when the models are loaded, with them and the address for gRPC; "": there is none.
     grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
+    probes: answers probes and gives metrics too, in a thread of its own, which waits for nothing else; None: none does.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # each connection takes a descriptor, and the usual soft limit is 1,024
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     metrics, identity = Metrics(), _identity(options.watch)
-
-    def counted() -> Loaded:
-        began = time.monotonic()
-        try:
-            loaded = load()
-        except Exception:
-            metrics.loads.labels("failed").inc()
-            raise
-        metrics.loads.labels("loaded").inc()
-        metrics.load_seconds.set(time.monotonic() - began)
-        return loaded
-
-    loaded = counted()
-    count = options.threads or len(os.sched_getaffinity(0))
+    count = options.threads or cores()
     with ThreadPoolExecutor(count, "stagec-call") as threads:
         free = asyncio.Semaphore(count)
 
-        def repository_of(loaded: Loaded) -> Repository:
+        def repository() -> Repository:
+            began = time.monotonic()
+            loaded = load(service.tell)
+            metrics.load_seconds.set(time.monotonic() - began)
             batchers = {
                 name: Batcher(model, options.delay, options.queue, free, threads, metrics)
                 for name, model in loaded.models.items()
             }
             return Repository(batchers, loaded.left_out, loaded.swapping, loaded.close)
 
-        def reloaded() -> Repository:
-            again = counted()
-            if not again.models:
-                raise RequestError("unavailable", f"nothing can be served: {'; '.join(again.left_out.values())}")
-            return repository_of(again)
-
         sequences = Sequences(options.sequences, options.idle, metrics)
-        service = Service(repository_of(loaded), metrics, options.limits, reloaded, options.control, sequences)
+        service = Service(metrics, options.limits, repository, options.control, sequences)
         certificate, key = options.tls or (None, None)
-        config = uvicorn.Config(
-            Application(service),
-            http=_protocol(options.limits.seconds),
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            limit_concurrency=options.connections,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-        )
+        application = Application(service)
+        config = _config(application, options, ssl_certfile=certificate, ssl_keyfile=key)
         try:
             config.load()  # reads certificate and key
         except OSError as error:  # and of ssl
@@ -233,11 +241,47 @@ async def serve(
 
             rpc = RpcServer(service, options.connections)
             grpc_address = await rpc.start(grpc_address, options.tls)
-        watching = asyncio.create_task(_watch(options.watch, identity, service)) if options.watch else None
-        await _Server(config, service, options.drain, lambda: ready(loaded, grpc_address), rpc).serve([listener])
-        if watching:
-            watching.cancel()
-            await asyncio.wait([watching])
+        server = _Server(config, service, options.drain, rpc)
+        application.crowded = lambda: len(server.server_state.connections) > options.connections
+        if probes is not None:
+            probing = uvicorn.Server(_config(Application(service, probes=True), options))
+            run = functools.partial(asyncio.run, probing.serve([probes]))
+            threading.Thread(target=run, name="stagec-probes", daemon=True).start()
+
+        async def start() -> None:
+            """Load the models, and watch their file from then on."""
+            try:
+                await service.reload()
+            except BaseException:
+                server.should_exit = True
+                raise
+            ready(service.repository, grpc_address)
+            if options.watch:
+                await _watch(options.watch, identity, service)
+
+        starting = asyncio.create_task(start())
+        await server.serve([listener])
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+
+
+def _config(application: Application, options: Options, **tls: str | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http=_protocol(options.limits.seconds),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MOST_HEADERS,
+        timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
+        backlog=_BACKLOG,
+        **tls,  # type: ignore[arg-type]
+    )
 
 
 async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> None:
@@ -276,19 +320,30 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         service: Service,
         drain: float,
-        ready: Callable[[], None],
         rpc: RpcServer | None,
     ) -> None:
         super().__init__(config)
-        self._service, self._drain, self._ready, self._rpc = service, drain, ready, rpc
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
+        self._service, self._drain, self._rpc = service, drain, rpc
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # To close a socket resets the connections that nobody has accepted yet, asyncio's server those that it has not
+        # attached yet, and uvicorn those with bytes that nobody has read: so all are taken, and get a moment.
+        loop = asyncio.get_running_loop()
+        for listener in sockets or ():
+            loop.remove_reader(listener)
+            await asyncio.sleep(_ATTACHING)
+            while select.select([listener], [], [], 0)[0]:
+                connection, _ = listener.accept()
+                await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_LAST)
         stops = [self._rpc.stop()] if self._rpc else []
         await asyncio.gather(super().shutdown(sockets), *stops)
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        return protocol(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -307,14 +362,32 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
 
     class Protocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        _refused = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._limit()
 
         def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            if self.timeout_keep_alive_task is not None and self._timer is not None:  # a request begins
+                self._timer.cancel()
+                self._timer = None
             super().data_received(data)
             self._limit()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse bytes that are not HTTP, as everything else: with JSON."""
+            head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+            body = json.dumps({"error": msg}).encode()
+            for event in (h11.Response(status_code=400, headers=head), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            # With bytes that nobody has read, to close is to reset, and the client may not see the answer.
+            self._refused = True
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.loop.call_later(_LAST, self.transport.close)
 
         def connection_lost(self, error: Exception | None) -> None:
             super().connection_lost(error)
@@ -338,7 +411,7 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
             self._timer = None
             if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
                 self.transport.abort()
-            elif self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
+            elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+                self.transport.close()  # a connection without a request ends as `keep_alive` says
 
     return Protocol

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from stagec.core.builds.version import VERSION
 from stagec.core.telling.errors import StagecError
@@ -22,6 +23,8 @@ from stagec.serving.swapping import Swapping
 from stagec.serving.tensors import Interface
 
 Answer = TypeVar("Answer")
+DIGEST = "stagec-digest"
+"""The header, or the metadata, of an answer with the digest of the model that gave it."""
 _UNLOADED = "was unloaded by a client"
 _LARGE = 2**16
 """Requests of more bytes are read and written in a thread, so that other requests do not wait."""
@@ -45,14 +48,14 @@ class Repository:
     """The models of a bundle, loaded.
 
     batchers: of the models by name. left_out: why other functions of the bundle are not offered, by name.
-    swapping: gives models other weights. close: unloads the bundle.
+    swapping: gives models other weights; None: there are no models. close: unloads the bundle.
     unloaded: models that a client has unloaded. users: requests under way, and states of sequences.
     replaced: whether another one is offered instead; then it is closed when it has no users.
     """
 
     batchers: Mapping[str, Batcher]
     left_out: Mapping[str, str]
-    swapping: Swapping
+    swapping: Swapping | None
     close: Callable[[], None]
     unloaded: set[str] = field(default_factory=set)
     users: int = 0
@@ -84,28 +87,41 @@ class Service:
     """The models of a server.
 
     metrics, limits: of all requests. ending: whether the server ends: it is not ready any more.
+    repository: the models that are offered. loading: how far the first load is; "" when it is done.
     """
 
     def __init__(
         self,
-        repository: Repository,
         metrics: Metrics,
         limits: Limits,
         load: Callable[[], Repository],
         control: bool = False,
         sequences: Sequences | None = None,
     ) -> None:
-        """load: loads the bundle as it is now; it takes long, and runs in a thread.
+        """There are no models before the first `reload`.
+
+        load: loads the bundle as it is now; it takes long, and runs in a thread.
 
         control: whether clients may load and unload models.
         """
         self.metrics, self.limits = metrics, limits
         self.ending = False
-        self._repository, self._load, self._control = repository, load, control
+        self.repository = Repository({}, {}, None, lambda: None)
+        self.loading = "nothing is loaded"
+        self._load, self._control = load, control
         self._loading = asyncio.Lock()
         self._held = 0
-        self._tell(repository)
         self._sequences = sequences or Sequences(1, 60, metrics)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be answered, now and for a while."""
+        return not self.loading and not self.ending
+
+    def tell(self, progress: str) -> None:
+        """Take how far loading is. It may be called in any thread."""
+        if self.loading:
+            self.loading = progress
 
     def metadata(self, extensions: Sequence[str]) -> dict[str, Any]:
         """Return the protocol's metadata of a server. extensions: of the protocol, those of the caller."""
@@ -113,7 +129,9 @@ class Service:
 
     def batcher(self, name: str, version: str | None) -> Batcher:
         """Return the queue of a model. version: None: any. Raises RequestError ("not-found", "unavailable")."""
-        repository = self._repository
+        repository = self.repository
+        if self.loading:
+            raise RequestError("unavailable", f"the server is not ready: {self.loading}")
         if name in repository.left_out:
             raise RequestError("unavailable", repository.left_out[name])
         if name in repository.unloaded:
@@ -130,9 +148,12 @@ class Service:
         """Return Triton's ModelConfig of a model."""
         return batcher.config(self._sequences.idle(batcher.model))
 
-    def index(self) -> Iterable[dict[str, str]]:
-        """Yield name, version, state and reason of each model."""
-        repository = self._repository
+    def index(self, ready: bool = False) -> list[dict[str, str]]:
+        """Return name, version, state and reason of each model. ready: of those that can be asked alone."""
+        return [row for row in self._index() if not ready or row["state"] == "READY"]
+
+    def _index(self) -> Iterator[dict[str, str]]:
+        repository = self.repository
         for name, batcher in repository.batchers.items():
             state, reason = ("UNAVAILABLE", _UNLOADED) if name in repository.unloaded else ("READY", "")
             yield {"name": name, "version": batcher.model.version, "state": state, "reason": reason}
@@ -146,17 +167,27 @@ class Service:
         it gets, as for `Swapping.load`; the bundle stays then. Raises RequestError ("unsupported", "not-found",
         "unavailable", "request").
         """
-        repository = self._repository
+        repository = self.repository
         if not self._control:
             what = f"{name[:200]}: this server does not {change} models for clients; start it with --control"
             raise RequestError("unsupported", what)
+        if self.loading:
+            raise RequestError("unavailable", f"the server is not ready: {self.loading}")
         if change == "load" and parameters:
-            await repository.swapping.load(self.batcher(name, None), parameters)
+            batcher = self.batcher(name, None)
+            assert repository.swapping is not None
+            await repository.swapping.load(batcher, parameters)
+            what = "%s has the weights of %s from the next request on; its digest is %s"
+            self.metrics.log.info(what, name, parameters["weights"], batcher.model.digest)
+            if repository is self.repository:
+                self._tell(repository)
             return
         known_parameters(name, parameters, "unload_dependents")  # there are none
         if change == "load" and name not in repository.unloaded:
+            assert repository.swapping is not None
+            others = {model: given for model, given in repository.swapping.given.items() if model != name}
             try:
-                await self.reload()
+                await self.reload(name, others)
             except (StagecError, Refusal) as error:
                 raise RequestError("unavailable", str(error).partition("\n")[0]) from error
             self.batcher(name, None)
@@ -166,19 +197,50 @@ class Service:
         if change == "unload":
             repository.unloaded.add(name)
 
-    async def reload(self) -> None:
+    async def reload(self, loaded: str = "", weights: Mapping[str, Mapping[str, object]] | None = None) -> None:
         """Load the bundle's file, and offer its models instead of the present ones.
 
-        Running requests end with their models, which are unloaded then. Raises the errors of `load`; then nothing has
-        changed.
+        Models that a client has unloaded stay so. Running requests end with their models, which are unloaded then.
+        loaded: the one that a client asks for. weights: those that models keep, as for `Swapping.load`, by name.
+        Raises the errors of `load`, and RequestError ("unavailable") if it lacks a model that is offered now; then
+        nothing has changed.
         """
         async with self._loading:
-            self.replace(await asyncio.to_thread(self._load))
+            try:
+                new = await _in_daemon(self._load)
+                try:
+                    self._check(new)
+                    for name, given in (weights or {}).items():
+                        if name in new.batchers and new.swapping is not None:
+                            await new.swapping.load(new.batchers[name], given)
+                except BaseException:
+                    new.close()
+                    raise
+            except BaseException:
+                self.metrics.loads.labels("failed").inc()
+                raise
+            self.metrics.loads.labels("loaded").inc()
+            new.unloaded = (self.repository.unloaded - {loaded}) & new.batchers.keys()
+            self.replace(new)
+
+    def _check(self, new: Repository) -> None:
+        """Raise RequestError ("unavailable") if other models cannot take the place of the present ones."""
+        if not new.batchers:
+            why = "; ".join(f"{name}: {reason}" for name, reason in new.left_out.items())
+            raise RequestError("unavailable", f"nothing can be served: {why or 'the bundle is empty'}")
+        needed = self.repository.batchers.keys() - self.repository.unloaded
+        lacking = [f"{name}: {new.left_out.get(name, 'it has none')}" for name in sorted(needed - new.batchers.keys())]
+        if lacking:
+            what = f"the new bundle cannot serve what the old one serves: {'; '.join(lacking)}"
+            raise RequestError("unavailable", what)
 
     def replace(self, repository: Repository) -> None:
         """Offer other models from the next request on."""
-        old, self._repository = self._repository, repository
-        versions = {name: batcher.model.version for name, batcher in repository.batchers.items()}
+        old, self.repository = self.repository, repository
+        self.loading = ""
+        versions = {
+            name: f"{batcher.model.version} ({batcher.model.digest})" for name, batcher in repository.batchers.items()
+        }
         self.metrics.log.info("models are %s", versions)
         self._tell(repository)
         old.replaced = True
@@ -186,12 +248,12 @@ class Service:
 
     def _tell(self, repository: Repository) -> None:
         models = (batcher.model for batcher in repository.batchers.values())
-        self.metrics.offered((model.name, model.version, model.target, model.kind) for model in models)
+        self.metrics.offered((m.name, m.version, m.digest, m.target, m.kind) for m in models)
 
     @contextlib.contextmanager
     def counted(self, name: str, version: str | None) -> Iterator[Chosen]:
         """Yield the queue of a model for one request, and count the request by its outcome. Raises as `batcher`."""
-        chosen = Chosen(self.batcher(name, version), self._repository)
+        chosen = Chosen(self.batcher(name, version), self.repository)
         status = 499  # a client that is gone, as nginx counts it
         chosen.repository.enter()
         try:
@@ -204,7 +266,7 @@ class Service:
             self.metrics.requests.labels(name, status).inc()
             chosen.repository.leave()
 
-    def hold(self, count: int, held: contextlib.ExitStack | contextlib.AsyncExitStack) -> None:
+    def hold(self, count: int, held: contextlib.ExitStack) -> None:
         """Count bytes of a request, until `held` ends. Raises RequestError ("busy") if they are too many."""
         if self._held + count > self.limits.bodies:
             raise RequestError("busy", "the server holds as many bytes of requests as it may; try again later")
@@ -218,13 +280,14 @@ class Service:
         self,
         chosen: Chosen,
         size: int,
+        held: contextlib.ExitStack,
         read: Callable[[InterfaceOf], Request],
         write: Callable[[Model, Request, Any], Answer],
     ) -> Answer:
         """Return the output of `write` for a request's results.
 
-        size: bytes of the request, which `read` reads. Raises RequestError ("timeout"), and the errors of these
-        functions, `Sequences.begin` and `Batcher.call`.
+        size: bytes of the request, which `read` reads. held: as of `hold`; work that outlives this keeps it.
+        Raises RequestError ("timeout"), and the errors of these functions, `Sequences.begin` and `Batcher.call`.
         """
         name, seconds = chosen.batcher.model.name, self.limits.seconds
 
@@ -234,14 +297,14 @@ class Service:
         with self.metrics.seconds.labels(name).time():
             try:
                 async with asyncio.timeout(seconds):
-                    request = await maybe_in_thread(size, lambda: read(interface_of))
+                    request = await maybe_in_thread(size, held, lambda: read(interface_of))
                     batcher, repository = self._living(chosen, request.step)
                     model, step, begin = batcher.model, request.step, None
                     if step is not None:
                         begin = functools.partial(self._sequences.begin, model, step, repository)
-                    results = await batcher.call(request.arrays, begin)
+                    results = await batcher.call(request.arrays, begin, model, held)
                     size = sum(array.nbytes for array in results)
-                    return await maybe_in_thread(size, lambda: write(model, request, results))
+                    return await maybe_in_thread(size, held, lambda: write(model, request, results))
             except TimeoutError:
                 raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
 
@@ -263,6 +326,46 @@ class Service:
         return Chosen(owner.batchers[model.name], owner)
 
 
-async def maybe_in_thread(size: int, work: Callable[[], Answer]) -> Answer:
-    """Do work on `size` bytes, in a thread if they are many."""
-    return await asyncio.to_thread(work) if size > _LARGE else work()
+async def _in_daemon(work: Callable[[], Answer]) -> Answer:
+    """Do work in a thread for which nobody waits when the process ends: a load may take minutes."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Answer] = loop.create_future()
+
+    def set_result(result: Answer | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast("Answer", result))
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  # who waits gets it
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            loop.call_soon_threadsafe(set_result, result, failed)
+
+    threading.Thread(target=run, name="stagec-load", daemon=True).start()
+    return await future
+
+
+async def maybe_in_thread(size: int, held: contextlib.ExitStack, work: Callable[[], Answer]) -> Answer:
+    """Do work on `size` bytes, in a thread if they are many. held: ends after the work, if nobody waits for it."""
+    if size <= _LARGE:
+        return work()
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        rest = held.pop_all()
+
+        def end(done: asyncio.Future[Answer]) -> None:
+            rest.close()
+            if not done.cancelled():
+                done.exception()  # nobody asks for it
+
+        future.add_done_callback(end)
+        raise

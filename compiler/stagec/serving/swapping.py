@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stagec.core.data import paths, strict_json
 from stagec.core.telling.errors import mistake
-from stagec.core.telling.refusal import LoadError
+from stagec.core.telling.refusal import Refusal
 from stagec.core.trees import json_shapes
 from stagec.loader.bundle import Bundle
 from stagec.serving.batching import Batcher
@@ -65,6 +65,7 @@ def adapted(
 class Swapping:
     """Loads files of weights from one folder, and from no other.
 
+    given: the parameters of the last `load` of each model that has other weights than the bundle's, by name.
     It closes nothing that a call may use: the old data of a model is freed after its last call.
     """
 
@@ -81,6 +82,7 @@ class Swapping:
         """
         self._bundle, self._folder, self._keys = bundle, Path(folder).resolve(), keys
         self._bundles = dict(adapted or {})
+        self.given: dict[str, Mapping[str, object]] = {}
         self._turn = asyncio.Lock()
 
     async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> None:
@@ -92,6 +94,7 @@ class Swapping:
         """
         async with self._turn:
             batcher.model = await asyncio.to_thread(self._loaded, batcher, parameters)
+            self.given[batcher.model.name] = parameters
 
     def _loaded(self, batcher: Batcher, parameters: Mapping[str, object]) -> Model:
         model = batcher.model
@@ -102,14 +105,24 @@ class Swapping:
             raise RequestError("request", f"{model.name}: {what}") from None
         name, file = str(parameters["weights"]), parameters.get("file")
         path = self._folder / name
-        if not _NAME.fullmatch(name) or not path.resolve().is_relative_to(self._folder):
+        if not _NAME.fullmatch(name) or not self._is_below(path):
             what = f"{strict_json.shown(name)!r} is not the path of a .safetensors file below the server's folder"
+            raise RequestError("request", f"{model.name}: {what}")
+        mine = sorted({weight.partition(":")[0] for weight in model.usage.bound.values()})
+        if not mine or file not in (None, *mine):
+            what = f"it takes its weights from {', '.join(mine)}" if mine else "no argument of it is bound to weights"
             raise RequestError("request", f"{model.name}: {what}")
         before = self._bundles.get(model.name, self._bundle)
         try:
             bundle = before.with_weights(path, None if file is None else str(file), keys=self._keys)
             changed = model.of(bundle)
-        except LoadError as error:
+        except Refusal as error:
             raise RequestError("unavailable", f"{model.name}: {error}") from None
         self._bundles[model.name] = bundle
         return changed
+
+    def _is_below(self, path: Path) -> bool:
+        try:
+            return path.resolve().is_relative_to(self._folder)
+        except (OSError, RuntimeError):  # links that lead to each other, which Python 3.13 does not refuse
+            return False

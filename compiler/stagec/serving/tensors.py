@@ -88,6 +88,9 @@ class Tensor(NamedTuple):
         kind = self.dtype.kind
         types = {*map(type, flat)}
         allowed = {bool} if kind == "b" else {int} if kind in "iu" else {int, float}
+        if kind in "iu" and float in types:  # how -0 is read
+            flat = [0 if value == 0 and type(value) is float else value for value in flat]
+            types = {*map(type, flat)}
         if not types <= allowed:
             names = ", ".join(sorted(wrong.__name__ for wrong in types - allowed))
             raise RequestError("request", f"{self.name}: data has {names}; expected values of {self.datatype}")

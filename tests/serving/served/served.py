@@ -27,6 +27,21 @@ def centred(x):
     return x - x.mean(axis=0)
 
 
+def ordered(x):
+    """Each row alone, which no proof sees: XLA takes one after the other."""
+    return jax.lax.map(lambda row: row * 2, x)
+
+
+def scarce(x):
+    """Its rows are declared to be independent, and are not, where two are alike."""
+    same = (x[:, None] == x[None]).all(-1).sum(-1, keepdims=True)
+    return jnp.where(same > 1, 0, x)
+
+
+def counted(x, *, count):
+    return x / count
+
+
 def turned(z):
     return z * 1j
 

@@ -59,8 +59,8 @@ class FunctionSpec:
     padding: dimension -> "fill" and "mask", for the loader. It changes no byte of the artifact.
     bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true if they stay outside the
         bundle. It changes no byte of the artifact.
-    serve: "inputs" and "outputs", if there are any: path of an array -> its name in a server. It changes no byte of the
-        artifact.
+    serve: "inputs" and "outputs", if there are any: path of an array -> its name in a server; "state" and "rows", as
+        the manifest has them. It changes no byte of the artifact.
     golden: empty, or "seed", "inputs" (a file, or ""), "bucket", "rtol" and "atol" of inputs and outputs to store,
         "optimized" if programs of devices are run on CPUs, and
         "outputs": path of a result -> its own "rtol" and "atol". No byte of the artifact differs.
@@ -100,7 +100,7 @@ class FunctionSpec:
     matmul_precision: str | None = None
     padding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bind: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    serve: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    serve: Mapping[str, Any] = field(default_factory=dict)
     golden: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[Mapping[str, Any]] = ()
     plugins: Sequence[str] = ()

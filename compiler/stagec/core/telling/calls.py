@@ -59,7 +59,7 @@ class Call:
     bound: number of the leaf -> the weight to use if the caller leaves it out. Only whole arguments are bound. filled:
     keyword arguments that the loader makes if the caller leaves them out.
     serve: for servers: "inputs" and "outputs": path of an array -> the name that the manifest gives it;
-        "state": as `states` has it.
+        "state": as `states` has it; "rows": "independent" if the manifest says so.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Call:
     donated: Sequence[bool] = ()
     bound: Mapping[int, str] = field(default_factory=dict)
     filled: Sequence[str] = ()
-    serve: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    serve: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def arguments(self) -> tuple[Argument, ...]:

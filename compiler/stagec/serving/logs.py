@@ -1,0 +1,112 @@
+"""The log of a server: lines that no request waits for, and equal ones not without end."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import queue
+import threading
+import time
+from typing import TextIO
+
+_MOST_WAITING = 10_000
+"""Lines that nobody has read yet; more are dropped and counted."""
+_MOST_ALIKE, _SECONDS = 20, 10.0
+"""Messages of one kind in so many seconds; more are counted."""
+_MOST_KINDS = 1000
+_LAST = 1.0
+"""Seconds in which what is left is written when the process ends."""
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        table = {"time": record.created, "level": record.levelname, "logger": record.name}
+        table["message"] = record.getMessage()
+        if record.exc_info:
+            table["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(table)
+
+
+class Alike(logging.Filter):
+    """Lets so many messages of one kind pass, and then says how many were left out.
+
+    Of one kind are those with the same text before their arguments are put in.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a message is logged."""
+        kind, now = (record.name, str(record.msg)), time.monotonic()
+        with self._lock:
+            since, count = self._counts.pop(kind, (now, 0))
+            left_out = max(0, count - _MOST_ALIKE)
+            if now - since > _SECONDS:
+                since, count = now, 0
+                if left_out:
+                    record.msg = f"{record.getMessage()} ({left_out:,} more like this were not logged)"
+                    record.args = ()
+            self._counts[kind] = since, count + 1
+            if len(self._counts) > _MOST_KINDS:
+                self._counts.pop(next(iter(self._counts)))
+            return count < _MOST_ALIKE
+
+
+class Handler(logging.Handler):
+    """Writes lines in a thread of its own: where nobody reads them, they are dropped, and the server goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(_MOST_WAITING)
+        self._dropped = 0
+        threading.Thread(target=self._write, name="stagec-log", daemon=True).start()
+        atexit.register(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a message."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._dropped += 1
+        except Exception:  # noqa: BLE001  # as the handlers of Python
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait for a moment until all lines are written."""
+        deadline = time.monotonic() + _LAST
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            dropped, self._dropped = self._dropped, 0
+            try:
+                if dropped:
+                    what = f"{dropped:,} messages were dropped: nobody read the log"
+                    record = logging.LogRecord(__name__, logging.WARNING, "", 0, what, None, None)
+                    self._stream.write(f"{self.format(record)}\n")
+                self._stream.write(f"{line}\n")
+                if self._lines.empty():
+                    self._stream.flush()
+            except (OSError, ValueError):  # nobody reads it any more
+                pass
+            finally:
+                self._lines.task_done()
+
+
+def log_to(stream: TextIO, as_json: bool) -> None:
+    """Write the messages of Python's loggers there.
+
+    as_json: an object a line, with time (in seconds since 1970), level, logger, message, and traceback of an exception.
+    """
+    handler = Handler(stream)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_Json() if as_json else text)
+    handler.addFilter(Alike())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
