@@ -49,8 +49,8 @@ def of_executable(data: bytes, description: Description, timed: bool = False) ->
     """
     if description.target.platform != "cuda":
         return []
-    device = description.target.settings.get("figures", {})
-    return list(child.call(rows, data, device, description.nr_devices, timed))
+    settings: Mapping[str, Any] = description.target.settings
+    return list(child.call(rows, data, settings.get("figures", {}), description.nr_devices, timed))
 
 
 def rows(data: bytes, figures: Mapping[str, Any], devices: int, timed: bool) -> list[Kernel]:
