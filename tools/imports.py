@@ -79,7 +79,7 @@ PACKAGES: Mapping[str, Package] = {
     "serving": _package(
         "a server of bundles: the Open Inference Protocol v2 over HTTP and gRPC, and batches that fill buckets",
         "bundle core loader pjrt",
-        "google grpc jaxlib numpy opentelemetry prometheus_client triton_python_backend_utils uvicorn",
+        "google grpc h11 jaxlib numpy opentelemetry prometheus_client triton_python_backend_utils uvicorn",
     ),
     "loader": _package(
         "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",

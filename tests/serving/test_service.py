@@ -134,7 +134,7 @@ def test_nothing_to_serve_does_not_start(served: Path, tmp_path: Path) -> None:
 
 
 def test_a_server_is_live_and_not_ready_while_it_loads(served: Path) -> None:
-    """It listens at once, says how far it is, and ends when it is told to."""
+    """It listens at once, says how far it is, and ends after a signal."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 

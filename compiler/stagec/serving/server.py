@@ -145,7 +145,7 @@ def _quotas() -> Iterator[tuple[int, int]]:
                         words = [(folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period")]
                     else:
                         words = (folder / "cpu.max").read_text("utf-8").split()
-                    quota, period = map(int, words)  # "max" is not a number, and -1 is no limit
+                    quota, period = map(int, words)  # "max" is not a number, and -1 means no limit
                     if quota > 0:
                         yield quota, period
                 folder = folder.parent
