@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -379,6 +378,8 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             """Refuse bytes that are not HTTP, as everything else: with JSON."""
+            import h11  # it comes with uvicorn, the package that is missing where both are
+
             head = [(b"content-type", b"application/json"), (b"connection", b"close")]
             body = json.dumps({"error": msg}).encode()
             for event in (h11.Response(status_code=400, headers=head), h11.Data(data=body), h11.EndOfMessage()):
