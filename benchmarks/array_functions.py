@@ -1,4 +1,4 @@
-"""Functions that are written once for jax.numpy and stagec.numpy, and the CPU seconds that each takes.
+"""Functions that are written once for jax.numpy and stagec_arrays.numpy, and the CPU seconds that each takes.
 
 As a program: `array_functions.py jax|arrays ROUNDS` prints the seconds as JSON. Each has its own process, so neither
 finds what the other has imported.
@@ -89,10 +89,11 @@ def main(which: str, rounds: int) -> None:
             return bytes(jax.export.export(jax.jit(function))(*args).serialize())
     else:
         import stagec
-        import stagec.numpy as n
+        import stagec_arrays
+        import stagec_arrays.numpy as n
 
         seconds["import"] = [time.process_time() - start]
-        struct = stagec.ShapeDtypeStruct
+        struct = stagec_arrays.ShapeDtypeStruct
 
         def export(function: Callable[..., Any], *args: Any) -> bytes:
             return bytes(stagec.jit(function, frontend="arrays").trace(*args).export().serialize())

@@ -12,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
+EXTENSIONS = [str(path.parent) for path in sorted(COMPILER.glob("extensions/*/stagec_*"))]
 ROWS, TARGETS = (1, 8, 32), {"cpu-avx2": "AVX2", "cpu-sse42": "SSE4_2"}
 
 
@@ -23,7 +24,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     return {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": os.pathsep.join([*packages, str(ROOT), str(COMPILER)]),
+        "PYTHONPATH": os.pathsep.join([*packages, str(ROOT), str(COMPILER), *EXTENSIONS]),
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA says at length what of a CPU an executable of JAX's has not been made for

@@ -95,7 +95,7 @@ class Function:
     def source(self) -> str:
         """The text of its module."""
         if self.frontend:
-            namespace = {"jax": "jax.numpy", "arrays": "stagec.numpy"}[self.frontend]
+            namespace = {"jax": "jax.numpy", "arrays": "stagec_arrays.numpy"}[self.frontend]
             return _OF_EITHER.format(name=self.name, namespace=namespace, depth=self.depth)
         text = _TRAINING if self.layer == "training_step" else _FUNCTION
         return text.format(name=self.name, layer=self.layer, depth=self.depth, factor=1.0 + self.width / 1024)

@@ -31,7 +31,7 @@ from benchmarks import served_models
 from benchmarks.measuring import Options, Row, ratio
 from stagec.bundle import safetensors
 from stagec.core.sizes.avals import Aval
-from tests.building import COMPILER, ROOT, build
+from tests.building import COMPILER, EXTENSIONS, ROOT, build
 
 CLIENTS = (1, 16, 64)
 SECONDS, TURNS = 1, 3
@@ -208,7 +208,7 @@ def _serving(server: str, model: str, bundle: Path, folder: Path) -> Iterator[tu
         words = ["-m", "stagec", "serve", str(bundle), "--port", str(port), "--drain", "0", "--sequences", "100"]
     else:
         words = ["-m", "benchmarks.rivals", server, model, str(port)]
-    paths = [str(COMPILER), str(ROOT), *sys.path, str(folder / "packages")]
+    paths = [str(COMPILER), *EXTENSIONS, str(ROOT), *sys.path, str(folder / "packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [*_first_in_line(), sys.executable, *words]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -39,7 +39,12 @@ def measure(options: Options) -> list[Row]:
         row("operation", "one operation outside a trace", 1.5),
         _exports(options),
         Row(
-            "import stagec.numpy, after numpy and jaxlib", "", imports, 0.15, {"arrays": spent["import"]["arrays"]}, "s"
+            "import stagec_arrays.numpy, after numpy and jaxlib",
+            "",
+            imports,
+            0.15,
+            {"arrays": spent["import"]["arrays"]},
+            "s",
         ),
     ]
 

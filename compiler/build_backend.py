@@ -78,7 +78,8 @@ def _outside_of_the_tree() -> Iterator[None]:
 
 def _sources(folder: Path) -> list[Path]:
     """Return the files to build of, relative to the folder: those that git has; without git, the package's own."""
-    there = [*(Path(name) for name in _BESIDE), *(path.relative_to(folder) for path in folder.glob("stagec/**/*"))]
+    packages = [package.parent for package in folder.glob("stagec*/__init__.py")]  # an extension has another name
+    there = [*map(Path, _BESIDE), *(path.relative_to(folder) for package in packages for path in package.glob("**/*"))]
     files = [path for path in there if (folder / path).is_file() and "__pycache__" not in path.parts]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         git = ["git", "-C", str(folder), "ls-files", "-z"]

@@ -77,6 +77,8 @@ AotExportInfo = provider(
         "lowered": "File: the modules that JAX lowers for the devices of the function's targets, if they differ; None if all " +
                    "targets are CPUs.",
         "plugin": "PythonEnvironmentInfo: what tracing needs besides the toolchain; None for most functions.",
+        "extension": "struct: the extension that has the function's frontend, as extension_of returns it; None for most " +
+                     "functions.",
         "description": "File: what it was made from, as JSON.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "spec": "File: the function's spec, as JSON.",

@@ -1,6 +1,7 @@
 """The staging toolchain: the interpreter, its packages and the compiler that the actions run."""
 
 load("//rules:providers.bzl", "InterpreterInfo", "IsolationInfo", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
+load("//rules/private:extensions.bzl", "extension_path")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
 
 TOOLCHAIN_TYPE = Label("//rules:toolchain_type")
@@ -94,7 +95,8 @@ def compiler_action(
         looked = None,
         worker = True,
         sandbox = True,
-        environment = None):
+        environment = None,
+        extension = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
@@ -119,6 +121,8 @@ def compiler_action(
       environment: Target with PythonEnvironmentInfo, from an attribute with cfg = "exec": the environment that runs the
         command instead of the toolchain's, with its interpreter, emulator, packages and workers of its own. Nothing
         of the toolchain's environment is in the action's key then. None: the toolchain's.
+      extension: the extension that has the command, or the function's frontend, as extension_of returns it; None: the
+        compiler has it. An edit in an extension runs no action without it again.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     python = environment[PythonEnvironmentInfo] if environment else stagec.environment
@@ -174,11 +178,12 @@ def compiler_action(
         arguments = [start, arguments],
         inputs = depset(
             (packages if stagec.packages_are_inputs else []) + [one.fingerprint for one in environments],
-            transitive = [inputs, stagec.sources],
+            transitive = [inputs, stagec.sources] + ([extension.sources] if extension else []),
         ),
         outputs = outputs,
         unused_inputs_list = unread,
-        tools = stagec.tools + [environment[DefaultInfo].files_to_run if environment else stagec.environment_tool],
+        tools = stagec.tools + [environment[DefaultInfo].files_to_run if environment else stagec.environment_tool] +
+                ([extension.tool] if extension else []),
         env = dict(env, **{
             "JAX_PLATFORMS": "cpu",
             "LC_ALL": "C.UTF-8",
@@ -186,7 +191,7 @@ def compiler_action(
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": ":".join(python_path + [stagec.import_root]),
+            "PYTHONPATH": ":".join(python_path + [stagec.import_root] + ([extension_path(extension)] if extension else [])),
             "PYTHONSAFEPATH": "1",
             "TZ": "UTC",
         }),

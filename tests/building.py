@@ -15,6 +15,8 @@ from tests.forking import Template
 
 ROOT = Path(__file__).absolute().parent.parent
 COMPILER = ROOT / "compiler"
+EXTENSIONS = [str(path.parent) for path in sorted(COMPILER.glob("extensions/*/stagec_*"))]
+"""Where the packages of extensions are imported from."""
 INSTALLER = ROOT / "rules" / "private" / "python_environment.py"
 PYTHON = (sys.executable, "-B", "-s", "-S")
 _READERS = [
@@ -45,7 +47,7 @@ def action_environment() -> dict[str, str]:
     """The variables that the rules give an action."""
     site_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     return {
-        "PYTHONPATH": os.pathsep.join([*site_packages, str(COMPILER)]),
+        "PYTHONPATH": os.pathsep.join([*site_packages, str(COMPILER), *EXTENSIONS]),
         **ENVIRONMENT,
     }
 

@@ -66,7 +66,10 @@ def byte_code(name, environment):
         environment = environment,
         program = name + "_program",
         tags = ["manual"],
-        visibility = ["//tests:__subpackages__"],
+        visibility = [
+            "//compiler/extensions:__subpackages__",
+            "//tests:__subpackages__",
+        ],
     )
 
 def python_test(name, srcs = [], data = [], deps = [], env = {}, zoo = [], environment = ENVIRONMENT, **more):
@@ -141,14 +144,20 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
         name = "other_versions",
         tags = ["manual"],
         tests = newest,
-        visibility = ["//tests:__pkg__"],
+        visibility = [
+            "//compiler/extensions:__pkg__",
+            "//tests:__pkg__",
+        ],
     )
     if exhaustive:
         native.test_suite(
             name = "thorough",
             tags = ["manual"],
             tests = exhaustive.keys(),
-            visibility = ["//tests:__pkg__"],
+            visibility = [
+            "//compiler/extensions:__pkg__",
+            "//tests:__pkg__",
+        ],
         )
     sources()
 
@@ -157,5 +166,8 @@ def sources():
     native.filegroup(
         name = "sources",
         srcs = native.glob(["**/*.py"]),
-        visibility = ["//tests:__pkg__"],
+        visibility = [
+            "//compiler/extensions:__pkg__",
+            "//tests:__pkg__",
+        ],
     )

@@ -1,6 +1,6 @@
 """Run commands of stagec in forks of a process that has imported what they need, as Bazel's workers do.
 
-Most tests run many short commands, and importing takes more time than what they do: tests/stages/test_limits.py and
+Most tests run many short commands, and importing takes more time than what they do: tests/building/test_limits.py and
 tests/frontends/test_keys.py took 190 s with new processes, and 47 s with forks. Unlike a worker's, these forks see all
 files, and Bazel's protocol has no part in them.
 """
@@ -20,7 +20,12 @@ from typing import IO, Any
 # What templates import that are not of one command of Bazel's workers.
 SHARED = {
     "plan": ("stagec.manifest.planning",),  # it has no worker, but all tests of manifests run it
-    "readers": ("stagec.loader", "stagec.reports.explanation", "stagec.reports.inspection", "stagec.stages.building"),
+    "readers": (
+        "stagec.loader",
+        "stagec.audit.explanation",
+        "stagec.audit.inspection",
+        "stagec.building.compilation",
+    ),
 }
 
 

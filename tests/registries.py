@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stagec.bundle import layout
+from stagec_registry import layout
 
 _CONFIG = """version: 0.1
 log: {{level: info}}

@@ -1,6 +1,7 @@
 """The code itself: style, types, which package imports which, and which file tests which module."""
 
 import ast
+import fnmatch
 import os
 import re
 import subprocess
@@ -14,12 +15,27 @@ from tools import imports, private_names
 
 FILES = imports.modules()
 EDGES = imports.graph(FILES)
-MODULES = {path.relative_to(imports.SOURCES).as_posix() for path in FILES.values() if path.name != "__init__.py"}
+EXTENSIONS = {folder.name for folder in imports.PACKAGE_FOLDERS} - {"stagec"}
+CORE = [name for name in imports.PACKAGES if not name.startswith("stagec_")]
+
+
+def name_of(path: Path) -> str:
+    """The file of a module as pages name it: below stagec, or below the folder of its extension."""
+    if path.is_relative_to(imports.SOURCES):
+        return path.relative_to(imports.SOURCES).as_posix()
+    return "/".join(path.relative_to(imports.EXTENSIONS).parts[1:])
+
+
+MODULES = {name_of(path) for path in FILES.values() if path.name != "__init__.py"}
 TESTS = {
     path.relative_to(ROOT / "tests").as_posix(): path
     for path in sorted((ROOT / "tests").rglob("test_*.py"))
     if "bazel-" not in str(path.relative_to(ROOT))
+} | {
+    f"stagec_{path.relative_to(imports.EXTENSIONS).parts[0]}/{path.name}": path
+    for path in sorted(imports.EXTENSIONS.glob("*/tests/test_*.py"))
 }
+"""The tests of each package: those of an extension lie in its folder."""
 MARK = "Modules: "
 
 
@@ -65,11 +81,28 @@ def test_nothing_imports_in_circles() -> None:
 
 def test_circles_of_names_for_the_type_checker_are_these() -> None:
     """Methods of the first import what is below them when they are called; to be typed, that names the first."""
-    assert imports.circles(EDGES) == [
+    core = {name: {other for other in others if not other.startswith("stagec_")} for name, others in EDGES.items()}
+    assert imports.circles(core) == [
         ["loader.jax_calls", "loader.variant"],
         ["stages.abi", "stages.compiling", "stages.describing", "stages.lowered", "stages.on_host"],
         ["stages.exported", "stages.lowering", "stages.serialization"],
     ]
+
+
+def test_the_core_imports_no_extension() -> None:
+    """Neither when it runs, nor for the type checker, nor late: it looks them up in `core/builds/extensions.py`."""
+    assert [name for name in CORE for other in imports.arrows(EDGES)[name] if other.startswith("stagec_")] == []
+    for name, path in FILES.items():
+        texts = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}
+        named = [text for text in texts if isinstance(text, str) and text.partition(".")[0] in EXTENSIONS]
+        assert not named or name.startswith("stagec_") or name == "core.builds.frontends", f"{name}: {named}"
+
+
+def test_an_extension_imports_no_other_one() -> None:
+    for name, others in imports.arrows(EDGES).items():
+        if name not in CORE:
+            own = name.partition(".")[0]
+            assert {other.partition(".")[0] for other in others if other not in CORE} <= {own}
 
 
 def test_a_circle_is_found() -> None:
@@ -87,7 +120,7 @@ def test_an_import_by_a_name_in_a_call_is_found(tmp_path: Path) -> None:
     for name, call in calls.items():
         (tmp_path / "core").mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"def late():\n    {call}\n")
-    files = imports.modules(tmp_path)
+    files = imports.modules(tmp_path, None)
     edges = imports.graph(files)
     assert edges == {"core.a": {"core.b"}, "core.b": {"core.c", "core.d"}, "core.c": {"core.a"}, "core.d": set()}
     assert imports.circles(edges) == [["core.a", "core.b", "core.c"]]
@@ -102,8 +135,8 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_every_package_is_listed() -> None:
-    folders = {path.parent.relative_to(imports.SOURCES) for path in FILES.values()} - {Path()}
-    assert {".".join(folder.parts) for folder in folders} == {*imports.PACKAGES, *imports.ROOMS}
+    folders = {name_of(path).rpartition("/")[0].replace("/", ".") for path in FILES.values()} - {""}
+    assert folders == {*imports.PACKAGES, *imports.ROOMS}
 
 
 def test_expressions_are_parsed_in_one_place() -> None:
@@ -164,11 +197,11 @@ def test_every_module_has_a_test() -> None:
 
 def test_test_files_name_modules_that_are_there() -> None:
     for test, names in WRITTEN.items():
-        assert [name for name in names if not any(imports.SOURCES.glob(name))] == [], f"tests/{test}"
+        assert [name for name in names if not any(fnmatch.fnmatchcase(module, name) for module in MODULES)] == [], test
 
 
 def test_each_test_file_of_a_package_says_what_it_tests() -> None:
-    ours = [test for test in TESTS if (imports.SOURCES / test).parent.is_dir() and "/" in test]
+    ours = [test for test in TESTS if test.rpartition("/")[0].replace("/", ".") in imports.PACKAGES]
     unclear = ", ".join(test for test in ours if not of_its_name(test) and not WRITTEN[test])
     assert not unclear, (
         f'{unclear}: name it after a module of the package, or end its docstring with a paragraph "{MARK}`X/Y.py`."'
@@ -178,7 +211,8 @@ def test_each_test_file_of_a_package_says_what_it_tests() -> None:
 def test_bazel_knows_every_folder_of_tests() -> None:
     lists = (ROOT / "tests" / "BUILD").read_text("utf-8").partition("\nPACKAGES = ")[2].partition("\nexports_files")[0]
     known = {word for words in re.findall(r'"([\w ]+)"', lists) for word in words.split()}
-    assert {test.partition("/")[0] for test in TESTS if "/" in test} - known == set(), "add it in tests/BUILD"
+    folders = {test.partition("/")[0].removeprefix("stagec_") for test in TESTS if "/" in test}
+    assert folders - known - {"serve"} == set(), "add it in tests/BUILD"
 
 
 def test_files_of_tests_have_names_of_their_own() -> None:
@@ -192,7 +226,7 @@ def test_files_of_tests_have_names_of_their_own() -> None:
     [
         ("ruff", "check", "--no-cache", "."),
         ("ruff", "format", "--no-cache", "--check", "."),
-        ("mypy", "--cache-dir=/dev/null", "compiler/stagec", "rules"),
+        ("mypy", "--cache-dir=/dev/null", *map(str, imports.PACKAGE_FOLDERS), "rules"),
     ],
     ids=" ".join,
 )

@@ -146,7 +146,6 @@ def test_query_lists_every_artifact(built: Workspace) -> None:
         "golden_test",
         "image",
         "imports",
-        "kubernetes",
         "latency",
         "provenance",
         "push",
@@ -329,7 +328,7 @@ def test_an_edited_compiler_is_another_worker(built: Workspace) -> None:
         return {name for name, _, _ in json.loads(built.output("models.gelu.profile.json").read_text())["phases"]}
 
     assert {"other", "trace", "lower", "export"} <= phases_of_gelu()
-    with built.broken("../../compiler/stagec/core/telling/phases.py", 'OTHER = "other"', 'OTHER = "rest"'):
+    with built.broken("../../compiler/stagec/core/messages/phases.py", 'OTHER = "other"', 'OTHER = "rest"'):
         assert {"rest", "trace"} <= phases_of_gelu()
     assert "other" in phases_of_gelu()
 

@@ -1,6 +1,6 @@
 """One bundle for a fleet that runs two releases of jaxlib: built together, and called where each of them is.
 
-Modules: `loader/golden.py`.
+Modules: `checking/golden.py`.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive, pieces
 from stagec.bundle.index import key_of
-from stagec.bundle.verification import verify
+from stagec.trust.verification import verify
 from tests.building import ROOT
 from tests.nested import NestedBazel, environment, runners, workspace_files
 from tests.signed import write_keys

@@ -46,9 +46,11 @@ def _sources(source: Path) -> Path:
     for path in [
         *COMPILER.glob("stagec/**/*.py"),
         *COMPILER.glob("stagec/patches/*.json"),
-        *COMPILER.glob("stagec/reports/page/*"),
-        *COMPILER.glob("stagec/serving/*.binpb"),
         *COMPILER.glob("stagec/targets/*.toml"),
+        *COMPILER.glob("extensions/*/stagec_*/**/*.py"),
+        *COMPILER.glob("extensions/*/*.*"),
+        *COMPILER.glob("extensions/insight/stagec_insight/page/*"),
+        *COMPILER.glob("extensions/serve/stagec_serve/*.binpb"),
         *(COMPILER / n for n in ("stagec/py.typed", "build_backend.py", "pyproject.toml", "MANIFEST.in", "README.md")),
     ]:
         target = source / path.relative_to(COMPILER)
@@ -82,10 +84,11 @@ def test_the_wheel_needs_no_jax_and_no_pydantic(wheel: Path) -> None:
     assert sorted(re.split(r"[<>=]", line)[0] for line in plain) == ["flatbuffers", "jaxlib", "numpy"]
     extras = {
         extra: {re.split(r"[<>=;]", line)[0].strip() for line in required if f'extra == "{extra}"' in line}
-        for extra in ("compiler", "serve", "signing")
+        for extra in ("compiler", "signing")
     }
-    serve = {"grpcio", "prometheus-client", "protobuf", "uvicorn"}
-    assert extras == {"compiler": {"jax", "pydantic"}, "serve": serve, "signing": {"cryptography"}}
+    assert extras == {"compiler": {"jax", "pydantic"}, "signing": {"cryptography"}}
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.startswith(("stagec_", "extensions"))]
 
 
 @pytest.mark.parametrize("options", [("--wheel",), ("--sdist", "--wheel"), ()], ids=["wheel", "both", "of the sdist"])
@@ -101,7 +104,7 @@ def test_the_wheel_is_the_same_bytes_everywhere(wheel: Path, tmp_path: Path, opt
         os.umask(before)
 
 
-@pytest.mark.parametrize(("page", "count"), [("install.md", 6), ("serving.md", 2)])
+@pytest.mark.parametrize(("page", "count"), [("install.md", 7), ("serving.md", 2)])
 def test_the_commands_that_install(page: str, count: int, tmp_path: Path) -> None:
     """Those of the page, in a checkout."""
     _sources(tmp_path / "compiler")
@@ -123,7 +126,7 @@ def test_the_commands_that_install(page: str, count: int, tmp_path: Path) -> Non
         _run(
             tmp_path / ".venv" / "bin" / "python",
             "-c",
-            "import stagec.serving.rpc, stagec.serving.server",
+            "import stagec_serve.rpc, stagec_serve.server",
             PYTHONPATH="",
         )
 
@@ -138,11 +141,14 @@ def test_an_installation_leaves_nothing_and_takes_what_git_has(wheel: Path, tmp_
         _run(*git, *words)
     pip_ = (sys.executable, Path(pip.__file__).parent, "install", "--no-deps", "--no-build-isolation", "--quiet")
     _run(*pip_, "--target", tmp_path / "target", source)
-    assert _run(*git, "status", "--porcelain", "--ignored") == ""
+    # Python may leave the byte code of the backend itself.
+    left = _run(*git, "status", "--porcelain", "--ignored").splitlines()
+    assert [line for line in left if line != "!! compiler/__pycache__/"] == []
     for file in ("build/lib/stagec/core/gone.py", "stagec/core/gone.py", "stagec.egg-info/SOURCES.txt"):
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).touch()
-    assert _run(*git, "status", "--porcelain", "--ignored").splitlines() == [
+    left = _run(*git, "status", "--porcelain", "--ignored").splitlines()
+    assert [line for line in left if line != "!! compiler/__pycache__/"] == [
         "?? compiler/stagec/core/gone.py",
         "!! compiler/build/",
         "!! compiler/stagec.egg-info/",
@@ -217,7 +223,6 @@ SERVE = {
     "inspect FOLDER/zoo.mlp.exported": "exported artifact of mlp: ",
     "bench BUNDLE loop --starts 1 --rounds 1 --seconds 0.01": "loop for cpu",
     "size BUNDLE": "zoo: ",
-    "report BUNDLE --output report.html": "",
     "run BUNDLE --golden": "from_file",
     "run BUNDLE loop --random": "result",
     "strip BUNDLE --output stripped.aot": "",
@@ -229,11 +234,17 @@ NEEDS = {
     "plan zoo.toml": "pydantic",
     "schema": "pydantic",
     "explain BUNDLE zoo.toml": "pydantic",
-    "serve BUNDLE --port 0": "uvicorn",
-    "triton BUNDLE folder": "uvicorn",
     "export --spec FOLDER/zoo.loop.spec --output x --description y": "jax",
     "verify BUNDLE --key key.pem --signature s.json": "cryptography",
 }
+
+
+EXTENSIONS = {
+    "report BUNDLE --output report.html": "insight",
+    "image BUNDLE --output image": "registry",
+    "serve BUNDLE --port 0 --policy nothing": "serve",
+}
+"""A command of each extension; that of serve ends at once, by an option that it refuses."""
 
 
 def _command(python: Path, zoo: Path, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
@@ -262,9 +273,35 @@ def test_other_commands_name_the_package_that_they_need(python: Path, zoo: Path,
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("line", EXTENSIONS)
+def test_a_command_of_an_extension_that_is_not_there(python: Path, zoo: Path, tmp_path: Path, line: str) -> None:
+    done = _command(python, zoo, tmp_path, line)
+    what = f"stagec {line.split(maxsplit=1)[0]} needs the extension {EXTENSIONS[line]}, which is not installed"
+    how = f"in a clone of stagec, pip install ./compiler/extensions/{EXTENSIONS[line]}"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{what}\n  {how}\n")
+
+
+def test_extensions_add_their_commands(wheel: Path, zoo: Path, tmp_path: Path) -> None:
+    """Each is installed beside the core, from its folder, as pages say."""
+    source = _sources(tmp_path / "source")
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    install = (sys.executable, Path(pip.__file__).parent, "--python", python, "install", "--quiet")
+    _run(*install, wheel, f"jaxlib=={jaxlib_version()}", PYTHONPATH="")
+    for extension in sorted((source / "extensions").iterdir()):
+        _run(*install, extension, PYTHONPATH="")
+    for line, extension_of in EXTENSIONS.items():
+        done = _command(python, zoo, tmp_path, line)
+        assert done.returncode == (2 if extension_of == "serve" else 0), done.stderr
+        assert ("argument --policy: invalid choice" in done.stderr) == (extension_of == "serve")
+    script = "import stagec, numpy as np; print(stagec.jit(lambda x: x * 2, frontend='arrays')(np.ones(2)))"
+    assert _run(python, "-c", script, PYTHONPATH="") == "Array([2., 2.], dtype=float32)\n"
+
+
 def test_each_command_is_above_or_is_for_builds() -> None:
     builds = {"autotune", "baseline", "bundle", "compile", "describe-device", "golden", "init", "locate", "profile"}
-    builds |= {"compare-jit", "describe-weights", "explain-jax-cache", "image", "jax-cache", "pull", "push", "rebuild"}
-    builds |= {"add-jaxlib", "imports", "kubernetes"}
-    listed = {line.split()[0] for line in (*SERVE, *NEEDS)}
+    builds |= {"compare-jit", "describe-weights", "explain-jax-cache", "jax-cache", "pull", "push", "rebuild"}
+    builds |= {"add-jaxlib", "imports", "emulate", "timeline"}
+    listed = {line.split()[0] for line in (*SERVE, *NEEDS, *EXTENSIONS)}
     assert listed | builds | {"provenance", "reproduce", "sign"} == {*COMMANDS}

@@ -39,7 +39,9 @@ def test_the_list_in_the_rules_is_what_planning_imports(tmp_path: Path) -> None:
 
     rules = (ROOT / "rules" / "private" / "manifest.bzl").read_text()
     start = rules.index("PLANNER_SOURCES = ") + len("PLANNER_SOURCES = ")
-    listed = {ROOT / "compiler" / source for source in ast.literal_eval(rules[start : rules.index("]", start) + 1])}
+    sources = ast.literal_eval(rules[start : rules.index("]", start) + 1])
+    assert sources == sorted({*sources})  # Bazel refuses a label twice
+    listed = {ROOT / "compiler" / source for source in sources}
     listed |= {
         ROOT / "compiler" / f"stagec/{part}/{name}.py" for part in ("hardware", "manifest") for name in PLATFORMS
     }

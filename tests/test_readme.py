@@ -95,7 +95,6 @@ def test_what_is_written_by_hand_builds(user: NestedBazel) -> None:
         "//models:models.explain",
         "//models:models.image",
         "//models:models.imports",
-        "//models:models.kubernetes",
         "//models:models.latency",
         "//models:models.provenance",
         "//models:models.push",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.hardware import x86
 from tests.caches import GrpcCache, HttpCache, block, free_port, grpc_cache, http_cache, install_buildgrid
 from tests.nested import NestedBazel, environment, spawns, workspace_files
 from tests.users import User, as_user
@@ -155,7 +156,8 @@ def test_another_clone_user_and_cpu_hits(clones: tuple[Clone, Clone], cache: Htt
     isolation.mkdir()
     (isolation / "WORKSPACE").touch()
     (isolation / "BUILD").write_text(ISOLATION)
-    cpu.write_text("processor : 0\nvendor_id : AuthenticAMD\nmodel name : another\nflags : fpu sse sse2\n")
+    flags = " ".join(sorted(x86.ISA["AVX2"].requires))  # the least with which a machine builds
+    cpu.write_text(f"processor : 0\nvendor_id : AuthenticAMD\nmodel name : another\nflags : {flags}\n")
     in_userns = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     other = [*in_userns, 'mount --bind "$0" /proc/cpuinfo && exec "$@"', str(cpu)]
     second.run("shutdown")

@@ -5,7 +5,10 @@ import re
 from tests.building import ROOT
 
 PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
-TESTS = [path for path in (ROOT / "tests").rglob("test_*.py") if "bazel-" not in str(path.relative_to(ROOT))]
+FOLDERS = (ROOT / "tests", ROOT / "compiler" / "extensions")
+TESTS = [
+    path for folder in FOLDERS for path in folder.rglob("test_*.py") if "bazel-" not in str(path.relative_to(ROOT))
+]
 
 
 def test_every_attack_that_is_named_is_a_test() -> None:

@@ -82,7 +82,7 @@ def test_a_function_of_jaxs_is_refused_with_the_key_to_write(kalman: NestedBazel
         manifest.write_text(text)
     assert done.returncode == 1
     said = """functions.track.frontend: to trace model:track, stagec needs the package jax, which is not installed
-  write frontend = "arrays" for a function of stagec.numpy,
+  write frontend = "arrays" for a function of stagec_arrays.numpy,
   or add jax to the lock of stagec.python(lock = ...); outside Bazel, pip install jax=="""
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "compiler" / "stagec"
+EXTENSIONS = ROOT / "compiler" / "extensions"
+PACKAGE_FOLDERS = [SOURCES, *sorted(EXTENSIONS.glob("*/stagec_*"))]
 PAGE = ROOT / "ARCHITECTURE.md"
 
 
@@ -37,17 +39,17 @@ def _package(about: str, imports: str = "", others: str = "") -> Package:
 PACKAGES: Mapping[str, Package] = {
     "cli": _package(
         "the commands: argv, what they print, exit statuses",
-        "backends backends.cpu backends.cuda bundle core frontends hardware loader manifest pjrt reports serving "
-        "stages worker",
+        "audit backends backends.cpu backends.cuda building bundle checking core frontends frontends.common "
+        "frontends.jax hardware jaxcache loader manifest pjrt stages trust worker",
         "numpy",
     ),
     "worker": _package(
-        "Bazel's persistent worker: its messages, the forks that do the actions, what a fork may see", "core"
+        "Bazel's persistent worker: its messages, the forks that do the actions, what a fork may see",
+        "core",
     ),
-    "reports": _package(
-        "what people ask of artifacts: inspect, stub, diff, explain, profile, report, baseline, timeline, reproduce, "
-        "autotune",
-        "backends backends.cuda bundle core costs hardware manifest pjrt stages",
+    "audit": _package(
+        "what people ask of artifacts: inspect, stub, diff, explain, baseline, reproduce, rebuild",
+        "backends backends.cuda building bundle core hardware manifest pjrt stages trust",
         "jaxlib",
     ),
     "manifest": _package(
@@ -57,78 +59,181 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "frontends": _package(
         "a function to an Exported; no other package imports JAX or runs a model's code",
-        "arrays arrays.namespace arrays.primitives backends.cpu bundle core loader numpy pjrt stages",
-        "jax jaxlib msgpack numpy orbax",
+        "bundle checking core frontends.common frontends.jax pjrt stages",
+        "jax jaxlib numpy",
     ),
-    "numpy": _package(
-        "the face of `arrays/namespace`: `stagec.numpy`, and its `linalg` and `fft`", "arrays arrays.namespace"
+    "frontends.jax": _package(
+        "JAX's frontend: a function that JAX traces to an Exported",
+        "backends.cpu building core frontends.common jaxcache pjrt stages",
+        "jax jaxlib numpy",
     ),
-    "arrays.namespace": _package(
-        "the array API standard and parts of JAX's API, written with primitives: `stagec.numpy`, `lax`, `nn`, `random`",
-        "arrays arrays.primitives core pjrt",
-        "ml_dtypes numpy",
+    "frontends.common": _package(
+        "what all frontends use: entries and arguments, a model's code, `jit`",
+        "bundle core pjrt stages",
+        "jaxlib msgpack numpy orbax",
     ),
-    "arrays.primitives": _package(
-        "the table of primitives: rule of shapes, lowering and derivative of each", "arrays core", "jaxlib numpy"
+    "jaxcache": _package(
+        "JAX's compilation cache: its entries, how they are built, and why one is missed",
+        "core",
     ),
-    "arrays": _package(
-        "functions of arrays traced without JAX: values, programs, tracing, lowering to StableHLO, execution",
-        "core pjrt stages",
-        "jaxlib ml_dtypes numpy",
-    ),
-    "serving": _package(
-        "a server of bundles: the Open Inference Protocol v2 over HTTP and gRPC, and batches that fill buckets",
+    "checking": _package(
+        "golden outputs, random inputs and latencies of loaded functions",
         "bundle core loader pjrt",
-        "google grpc h11 jaxlib numpy opentelemetry prometheus_client triton_python_backend_utils uvicorn",
+        "numpy",
     ),
     "loader": _package(
         "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",
-        "backends bundle core pjrt stages",
+        "backends bundle core pjrt stages trust",
         "jaxlib numpy",
     ),
-    "stages": _package(
-        "Exported, Lowered, Compiled", "backends backends.cpu bundle core costs hardware pjrt", "flatbuffers jaxlib"
-    ),
-    "backends.cpu": _package("XLA's compiler for CPUs", "backends core costs hardware patches pjrt", "jaxlib"),
-    "backends.cuda": _package(
-        "XLA's compiler for NVIDIA devices", "backends core costs hardware patches pjrt", "jaxlib"
-    ),
-    "backends.tpu": _package("XLA's compiler for TPUs", "backends core costs hardware pjrt", "jaxlib"),
-    "backends": _package(
-        "what the compilers of all platforms have in common: `Backend`, options, plugins",
-        "core costs patches pjrt",
+    "building": _package(
+        "what a build writes beside an artifact: descriptions, inventories, limits, modules by device",
+        "backends bundle core costs jaxcache pjrt stages",
         "jaxlib",
     ),
-    "patches": _package("changes to XLA's machine code in memory, for builds of it that are known", "core hardware"),
-    "pjrt": _package("what runs XLA: clients, arrays, executables, calls", "bundle core", "jaxlib ml_dtypes numpy"),
-    "bundle": _package("the format of bundles, both sides; provenance and signatures", "core", "cryptography"),
-    "costs": _package("what an optimized program costs, counted in its HLO", "core"),
-    "hardware": _package("devices and topologies, from manifests/targets", "core"),
-    "core": _package("the vocabulary: trees, sizes and avals, builds, data of others, messages to people"),
+    "stages": _package(
+        "Exported, Lowered, Compiled",
+        "backends backends.cpu bundle core costs hardware pjrt",
+        "flatbuffers jaxlib",
+    ),
+    "backends.cpu": _package(
+        "XLA's compiler for CPUs",
+        "backends core costs hardware patches pjrt",
+        "jaxlib",
+    ),
+    "backends.cuda": _package(
+        "XLA's compiler for NVIDIA devices",
+        "backends core costs hardware jaxcache patches pjrt",
+        "jaxlib",
+    ),
+    "backends.tpu": _package(
+        "XLA's compiler for TPUs",
+        "backends core costs hardware pjrt",
+        "jaxlib",
+    ),
+    "backends": _package(
+        "what the compilers of all platforms have in common: `Backend`, options, plugins",
+        "core costs jaxcache patches pjrt",
+        "jaxlib",
+    ),
+    "patches": _package(
+        "changes to XLA's machine code in memory, for builds of it that are known",
+        "core hardware",
+    ),
+    "pjrt": _package(
+        "what runs XLA: clients, arrays, executables, calls",
+        "bundle core",
+        "jaxlib ml_dtypes numpy",
+    ),
+    "trust": _package(
+        "who made a bundle: provenance, SBOM, signatures, verification, additions",
+        "bundle core",
+        "cryptography",
+    ),
+    "bundle": _package(
+        "the format of bundles, both sides",
+        "core",
+    ),
+    "costs": _package(
+        "what an optimized program costs, counted in its HLO",
+        "core",
+    ),
+    "hardware": _package(
+        "devices and topologies, from manifests/targets",
+        "core",
+    ),
+    "core": _package(
+        "the vocabulary: trees, sizes and avals, builds, data of others, messages to people",
+        "",
+    ),
+    # Extensions: nothing above imports them.
+    "stagec_serve.commands": _package(
+        "`stagec serve`",
+        "cli core loader stagec_serve",
+    ),
+    "stagec_serve": _package(
+        "a server of bundles: the Open Inference Protocol v2 over HTTP and gRPC, and batches that fill buckets",
+        "checking core loader pjrt trust",
+        "google grpc h11 jaxlib numpy opentelemetry prometheus_client uvicorn",
+    ),
+    "stagec_registry.commands": _package(
+        "`stagec image`, `push`, `pull`",
+        "bundle cli core stagec_registry trust",
+    ),
+    "stagec_registry": _package(
+        "bundles in OCI registries: images, layers, what refers to them",
+        "bundle core trust",
+    ),
+    "stagec_insight.commands": _package(
+        "`stagec report`, `timeline`, `profile`, `emulate`, `autotune`",
+        "backends bundle cli core stagec_insight",
+    ),
+    "stagec_insight": _package(
+        "pages, profiles, timelines and autotuning; an emulator of device HLO",
+        "audit backends backends.cpu backends.cuda building bundle checking core costs hardware loader pjrt "
+        "stages trust",
+        "jaxlib",
+    ),
+    "stagec_arrays.frontend": _package(
+        "a function of arrays to an Exported, for manifests and for `stagec.jit`",
+        "core frontends.common pjrt stagec_arrays stagec_arrays.namespace stagec_arrays.numpy "
+        "stagec_arrays.primitives stages",
+        "numpy",
+    ),
+    "stagec_arrays.numpy": _package(
+        "the face of `namespace`: `stagec_arrays.numpy`, and its `linalg` and `fft`",
+        "stagec_arrays stagec_arrays.namespace",
+    ),
+    "stagec_arrays.namespace": _package(
+        "the array API standard and parts of JAX's API, written with primitives",
+        "core pjrt stagec_arrays stagec_arrays.primitives",
+        "ml_dtypes numpy",
+    ),
+    "stagec_arrays.primitives": _package(
+        "the table of primitives: rule of shapes, lowering and derivative of each",
+        "core stagec_arrays",
+        "jaxlib numpy",
+    ),
+    "stagec_arrays": _package(
+        "functions of arrays traced without JAX: values, programs, lowering to StableHLO, execution, and the frontend",
+        "core pjrt stages",
+        "jaxlib ml_dtypes numpy",
+    ),
 }
 
 
 # The rooms inside a package, and which of its rooms each imports. Nobody else's table names them.
 ROOMS: Mapping[str, tuple[str, ...]] = {
-    "core.builds": ("core.data", "core.sizes", "core.telling", "core.trees"),
-    "core.telling": ("core.sizes", "core.trees"),
+    "core.builds": ("core.messages", "core.sizes"),
+    "core.messages": ("core.sizes", "core.trees"),
     "core.trees": ("core.data", "core.sizes"),
     "core.sizes": (),
     "core.data": (),
 }
 
 
-def modules(sources: Path = SOURCES) -> dict[str, Path]:
-    """Return the file of each module by its name below stagec; a package's `__init__` has the package's name."""
+FACES = frozenset({"", "stagec_arrays", "stagec_arrays.lax", "stagec_arrays.nn", "stagec_arrays.random"})
+"""Modules that only give names of other modules to users."""
+
+
+def modules(sources: Path = SOURCES, extensions: Path | None = EXTENSIONS) -> dict[str, Path]:
+    """Return the file of each module: by its name below stagec, or by its whole name if it is an extension's.
+
+    A package's `__init__` has the package's name.
+    """
     files = {}
-    for path in sorted(sources.rglob("*.py")):
-        parts = path.relative_to(sources).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    beside = [folder for folder in PACKAGE_FOLDERS if extensions and folder.is_relative_to(extensions)]
+    for folder, root in ((sources, sources), *((package, package.parent) for package in beside)):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return files
 
 
 def package(module: str) -> str:
-    """Return which package a module is in: the folder that it lies in, without rooms, and "" for stagec's own face."""
+    """Return which package a module is in: the folder that it lies in, without rooms, and "" for a face."""
+    if module in FACES:
+        return ""
     own = _folder(module)
     return own.rpartition(".")[0] if own in ROOMS else own
 
@@ -160,10 +265,11 @@ def imports(path: Path, known: Mapping[str, Path], running: bool = False) -> Ite
             continue
         for full in names:
             first, _, below = full.partition(".")
-            if first != "stagec":
-                yield first, False
+            if first == "stagec" or first.startswith("stagec_"):
+                name = below if first == "stagec" else full
+                yield name if name in known else name.rpartition(".")[0], True
             else:
-                yield below if below in known else below.rpartition(".")[0], True
+                yield first, False
 
 
 def _imported_by(call: ast.Call) -> list[str]:

@@ -2,9 +2,9 @@
 
     python tools/private_names.py [--write]
 
-Prints each name of private_names.txt that is missing, and each patch (frontends/patched.py) that JAX may no longer
-need. `--write` writes private_names.txt from the sources of the package. `tools/known_builds.py names VERSION` does the
-first for other releases.
+Prints each name of private_names.txt that is missing, and each patch (frontends/common/patched.py) that JAX may no
+longer need. `--write` writes private_names.txt from the sources of the package. `tools/known_builds.py names VERSION`
+does the first for other releases.
 
 A name is private if it is below `jax._src`, `jax.extend` or `jaxlib`, or begins with an underscore. `Class.name` is an
 attribute of objects: one that a class of `CLASSES_IN` has, and nothing else that the package uses. Attributes with
@@ -20,16 +20,16 @@ import re
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.frontends import patched  # noqa: E402  # found through the line above
+from stagec.frontends.common import patched  # noqa: E402  # found through the line above
 
-SOURCES = ROOT / "compiler" / "stagec"
+SOURCES = (ROOT / "compiler" / "stagec", *sorted((ROOT / "compiler" / "extensions").glob("*/stagec_*")))
 LIST = Path(__file__).with_suffix(".txt")
 HEAD = """\
 # The private names of JAX and jaxlib that stagec uses. `python tools/private_names.py --write` writes this file;
@@ -53,14 +53,14 @@ NO_OBJECTS_OF = frozenset(
 _PRIVATE = re.compile(r"(jax\._src|jax\.extend|jaxlib)\.\w|jax\.(\w+\.)*_(?!_)")
 
 
-def used(sources: Path = SOURCES) -> dict[str, set[str]]:
+def used(sources: Sequence[Path] = SOURCES) -> dict[str, set[str]]:
     """Return the private names that the package uses, and the files that use each."""
-    trees = {path: ast.parse(path.read_text("utf-8")) for path in sorted(sources.rglob("*.py"))}
+    trees = {path: ast.parse(path.read_text("utf-8")) for folder in sources for path in sorted(folder.rglob("*.py"))}
     ours = {name for tree in trees.values() for name in _defined(tree)} | _of_python()
     classes = _classes()
     users: dict[str, set[str]] = defaultdict(set)
     for patch in patched.PATCHES:
-        users[f"{patch.owner.replace(':', '.')}.{patch.name}"].add("frontends/patched.py")
+        users[f"{patch.owner.replace(':', '.')}.{patch.name}"].add("frontends/common/patched.py")
     for path, tree in trees.items():
         dotted, attributes = _names(tree)
         names = [*dotted]
@@ -71,7 +71,7 @@ def used(sources: Path = SOURCES) -> dict[str, set[str]]:
             if any(_has(kind, attribute) for kind in kinds)
         ]
         for name in names:
-            users[name].add(str(path.relative_to(sources)))
+            users[name].add(str(path.relative_to(ROOT / "compiler")))
     return {name: files for name, files in users.items() if _PRIVATE.match(name) or name.partition(".")[0] in classes}
 
 

@@ -3,9 +3,10 @@
     python3 tools/release.py prepare 0.2.0          then look at it, and commit
     python3 tools/release.py build --output /tmp/release --repository OWNER/stagec
 
-FOLDER gets the wheel, the source archive, SHA256SUMS, what to write into a WORKSPACE, the changelog of the version, and
-the entry for the Bazel Central Registry, made of the templates in .bcr. Nothing is uploaded. `build` takes the commit
-that is checked out, and gives the same bytes each time. It needs git, and the packages build, setuptools and wheel.
+FOLDER gets the wheels of stagec and of its extensions, the source archive, SHA256SUMS, what to write into a WORKSPACE,
+the changelog of the version, and the entry for the Bazel Central Registry, made of the templates in .bcr. Nothing is
+uploaded. `build` takes the commit that is checked out, and gives the same bytes each time. It needs git, and the
+packages build, setuptools and wheel.
 """
 
 from __future__ import annotations
@@ -98,11 +99,12 @@ def build(root: Path, output: Path, repository: str) -> None:
         with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
             archive.extractall(scratch, filter="data")
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(output.resolve())]
-        source = Path(scratch, name, "compiler")
+        core = Path(scratch, name, "compiler")
         env = {**os.environ, "SOURCE_DATE_EPOCH": seconds}
-        done = subprocess.run(command, check=False, cwd=source, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"the wheel was not built:\n{done.stdout}{done.stderr}")
+        for project in (core, *(file.parent for file in sorted(core.glob("extensions/*/pyproject.toml")))):
+            done = subprocess.run(command, check=False, cwd=project, env=env, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"the wheel of {project.name} was not built:\n{done.stdout}{done.stderr}")
         module = Path(scratch, name, "MODULE.bazel").read_text()
     end = sections[1].start() if len(sections) > 1 else len(changelog)
     (output / "notes.md").write_text(changelog[sections[0].start() : end].strip() + "\n")
@@ -152,10 +154,11 @@ def _named(root: Path, version: str) -> list[tuple[str, str]]:
         f'bazel_dep(name = "stagec", version = "{version}")',
         f'module(\n    name = "stagec",\n    version = "{version}",\n)',
         f"This is version {version}.",
+        f'version = "{version}"\ndescription',  # of an extension
     )
     named = []
     for path in _git(root, "ls-files", "-z").split("\0"):
-        if path.endswith((".py", ".bazel", ".md")) and not (root / path).is_symlink():
+        if path.endswith((".py", ".bazel", ".md", "pyproject.toml")) and not (root / path).is_symlink():
             text = (root / path).read_text()
             named += [(path, line) for line in lines if line in text]
     return named

@@ -9,9 +9,10 @@ Running what was built needs numpy and jaxlib:
 - `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
-Tracing needs JAX, or a function of `stagec.numpy`: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose
-`lower` and `export` give the others; `jit(fun, frontend="arrays")` does it without JAX. `Mesh`, `NamedSharding`
-and `PartitionSpec` say how arrays are split over devices. The classes are those of
+Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the
+others.
+The extension `stagec_arrays` traces without it: `jit(fun, frontend="arrays")`. `Mesh`, `NamedSharding` and
+`PartitionSpec` say how arrays are split over devices. The classes are those of
 https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/latest/jax.export.html.
 
 Arrays are numpy's, whole, in pytrees (https://docs.jax.dev/en/latest/pytrees.html) of plain containers or of the
@@ -25,45 +26,24 @@ Errors: `LoadError`, `CallError` and `RunError` with a `code`, `StagecError` for
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagec.core.builds.version import VERSION
+from stagec.core.faces import lazily
 
 # jaxlib reads it when it is loaded, and would list devices on stderr; warnings and errors stay. jax sets the same.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 if TYPE_CHECKING:
-    from stagec import lax as lax, nn as nn, numpy as numpy, random as random
-    from stagec.arrays.dims import symbolic_shape as symbolic_shape
-    from stagec.arrays.dtypes import enable_x64 as enable_x64
-    from stagec.arrays.namespace.parallel import set_mesh as set_mesh, shard_map as shard_map
-    from stagec.arrays.namespace.policies import (
-        checkpoint_name as checkpoint_name,
-        checkpoint_policies as checkpoint_policies,
-    )
-    from stagec.arrays.namespace.transformations import (
-        checkpoint as checkpoint,
-        custom_vjp as custom_vjp,
-        grad as grad,
-        stop_gradient as stop_gradient,
-        value_and_grad as value_and_grad,
-        vjp as vjp,
-    )
-    from stagec.arrays.primitives.contractions import default_matmul_precision as default_matmul_precision
-    from stagec.arrays.pytrees import (
-        register_dataclass as register_dataclass,
-        register_pytree_node as register_pytree_node,
-    )
-    from stagec.arrays.values import ShapeDtypeStruct as ShapeDtypeStruct
     from stagec.backends.compilation import CannotCompile as CannotCompile
-    from stagec.core.telling.errors import StagecError as StagecError
-    from stagec.core.telling.refusal import CallError as CallError, LoadError as LoadError, RunError as RunError
+    from stagec.core.messages.errors import StagecError as StagecError
+    from stagec.core.messages.refusal import CallError as CallError, LoadError as LoadError, RunError as RunError
     from stagec.core.trees.nodes import PyTreeNode as PyTreeNode
-    from stagec.frontends.jit import Traced as Traced, Wrapped as Wrapped
+    from stagec.frontends.common.jit import Traced as Traced, Wrapped as Wrapped
     from stagec.frontends.staging import jit as jit
     from stagec.loader.bundle import Bundle as Bundle
     from stagec.loader.function import Function as Function
-    from stagec.loader.serving import load as load
+    from stagec.loader.load import load as load
     from stagec.pjrt.arrays import (
         device_put as device_put,
         make_array_from_single_device_arrays as make_array_from_single_device_arrays,
@@ -81,20 +61,10 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _MODULES = {
-    "arrays.dims": ("symbolic_shape",),
-    "arrays.dtypes": ("enable_x64",),
-    "arrays.namespace.parallel": ("set_mesh", "shard_map"),
-    "arrays.namespace.policies": ("checkpoint_name", "checkpoint_policies"),
-    "arrays.namespace.transformations": (
-        *("checkpoint", "custom_vjp", "grad", "stop_gradient", "value_and_grad", "vjp"),
-    ),
-    "arrays.primitives.contractions": ("default_matmul_precision",),
-    "arrays.pytrees": ("register_dataclass", "register_pytree_node"),
-    "arrays.values": ("ShapeDtypeStruct",),
     "backends.compilation": ("CannotCompile",),
-    "core.telling.errors": ("StagecError",),
+    "core.messages.errors": ("StagecError",),
     "frontends.staging": ("jit",),
-    "frontends.jit": ("Traced", "Wrapped"),
+    "frontends.common.jit": ("Traced", "Wrapped"),
     "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
     "pjrt.clients": ("devices",),
     "pjrt.distributed": ("distributed",),
@@ -102,8 +72,8 @@ _MODULES = {
     "pjrt.dlpack": ("from_dlpack",),
     "loader.function": ("Function",),
     "loader.bundle": ("Bundle",),
-    "core.telling.refusal": ("CallError", "LoadError", "RunError"),
-    "loader.serving": ("load",),
+    "core.messages.refusal": ("CallError", "LoadError", "RunError"),
+    "loader.load": ("load",),
     "stages.compiled": ("Compiled",),
     "stages.errors": ("CannotLower", "NotExported"),
     "stages.exported": ("Exported",),
@@ -115,30 +85,8 @@ _NAMES = "__version__", *(name for names in _MODULES.values() for name in names)
 if not TYPE_CHECKING:  # type checkers take the names that are imported as themselves above
     __all__ = list(_NAMES)
 
-_NAMESPACES = "lax", "nn", "numpy", "random"
-"""Modules that are attributes without an import of their own, as those of jax."""
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name in _NAMESPACES:
-        return importlib.import_module(f"stagec.{name}")
-    for module, names in _MODULES.items():
-        if name in names:
-            try:
-                if module.startswith("arrays.namespace."):
-                    importlib.import_module("stagec.numpy")  # it gives arrays their operators
-                return getattr(importlib.import_module(f"stagec.{module}"), name)
-            except ModuleNotFoundError as error:
-                from stagec.core.telling.errors import missing_package
-
-                sentence = missing_package(error, f"stagec.{name}")
-                if sentence is None:
-                    raise
-                raise ModuleNotFoundError(sentence, name=error.name) from None
-    raise AttributeError(f"module 'stagec' has no attribute {name!r}")
+__getattr__ = lazily(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:
-    return [*_NAMES, *_NAMESPACES]
+    return list(_NAMES)

@@ -46,7 +46,7 @@ def _another_python() -> "str | None":
 
 if __name__ == "__main__":
     # Where Python puts the folder of a script on the path, or of what a link to it leads to, `import numpy` would find
-    # stagec.numpy.
+    # stagec_arrays.numpy.
     if __spec__ is None and not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     problem = _another_python() or _other_packages()

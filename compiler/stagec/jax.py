@@ -26,9 +26,9 @@ from jax.dtypes import float0
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
-from stagec.core.telling.refusal import CallError
 from stagec.core.trees.tree import Tree
 from stagec.loader.bundle import Bundle
 from stagec.loader.variant import Variant

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import jax
 
-from stagec.core.builds import jax_entries
-from stagec.core.builds.jax_entries import Key
-from stagec.frontends import cache_keys
+from stagec.frontends.jax import cache_keys
 from stagec.hardware import x86
+from stagec.jaxcache import jax_entries
+from stagec.jaxcache.jax_entries import Key
 from stagec.pjrt import host
 
 __all__: list[str] = []

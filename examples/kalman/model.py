@@ -3,9 +3,9 @@
 It is written against the Python array API standard: nothing here imports JAX, and the build has none.
 """
 
-import stagec
-import stagec.lax as lax
-import stagec.numpy as np
+import stagec_arrays
+import stagec_arrays.lax as lax
+import stagec_arrays.numpy as np
 
 LEARNING_RATE = 0.5
 
@@ -46,5 +46,5 @@ def fit_step(params, measured):
     def loss(params):
         return -np.mean(track(params, measured)["log_likelihood"]) / measured.shape[1]
 
-    value, gradient = stagec.value_and_grad(loss)(params)
+    value, gradient = stagec_arrays.value_and_grad(loss)(params)
     return {name: params[name] - LEARNING_RATE * gradient[name] for name in params}, -value * measured.shape[1]

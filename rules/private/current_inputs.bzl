@@ -17,7 +17,7 @@ def _name_of(environment):
     """The name of an environment in the inputs: that of its repository."""
     return environment.site_packages.owner.workspace_name
 
-def current_inputs_program(ctx, command, before = ""):
+def current_inputs_program(ctx, command, before = "", extensions = []):
     """A program that runs a command of the compiler on the current inputs.
 
     Args:
@@ -27,6 +27,7 @@ def current_inputs_program(ctx, command, before = ""):
         options that say where plugins and other environments are, these are not on the path of the program, which does
         not compile.
       before: bash that runs first.
+      extensions: list of the extensions that the command is in, as extension_of returns them.
 
     Returns:
       list of providers.
@@ -75,7 +76,9 @@ def current_inputs_program(ctx, command, before = ""):
     named = "\"$workspace\"/" + shell_quote(inputs.short_path)
     line = command.replace("{inputs}", named).replace("{plugins}", " ".join(words))
     body = before + "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\nexec " + line + "\n"
-    script = write_stagec_launcher(ctx, stagec, body, [] if "{plugins}" in command else plugins.values())
+    extensions = extensions + [one.extension for one in exports if one.extension][:1]
+    path = [] if "{plugins}" in command else plugins.values()
+    script = write_stagec_launcher(ctx, stagec, body, path, extensions = extensions)
     files = [inputs] + [one.spec for one in executables]
     for one in exports:
         files += [one.spec, one.exported, one.description] + ([one.lowered] if one.lowered else [])
@@ -84,6 +87,6 @@ def current_inputs_program(ctx, command, before = ""):
         files = depset([script]),
         runfiles = ctx.runfiles(files = files, transitive_files = depset(
             environment_files(plugins.values() + [used for one in elsewhere.values() for used in one.packages.values()]),
-            transitive = [stagec.inputs, ctx.attr._compiler[PythonSourcesInfo].sources],
+            transitive = [stagec.inputs, ctx.attr._compiler[PythonSourcesInfo].sources] + [used.sources for used in extensions],
         )),
     )]

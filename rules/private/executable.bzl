@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:launcher.bzl", "label_of")
 load("//rules/private:platforms.bzl", "MNEMONICS", "PLUGINS")
 
@@ -57,7 +58,7 @@ def _aot_executable_impl(ctx):
     hlo_proto = ctx.actions.declare_file(name + ".hlo_after.pb")
     profile = ctx.actions.declare_file(name + ".profile.json")
     timeline = ctx.actions.declare_file(name + ".timeline.json")
-    optimized = {"--hlo-after": hlo_after, "--hlo-proto": hlo_proto, "--timeline": timeline}
+    optimized = {"--hlo-after": hlo_after, "--hlo-proto": hlo_proto}
     ptx = []
     if platform == "cuda":
         ptx = [ctx.actions.declare_file(name + ".ptx")]
@@ -99,6 +100,23 @@ def _aot_executable_impl(ctx):
             plugin = packages,
             environment = ctx.attr.environment,
         )
+    arguments = ctx.actions.args()
+    arguments.add(hlo_after)
+    arguments.add("--spec", spec)
+    arguments.add("--description", description)
+    arguments.add("--output", timeline)
+    compiler_action(
+        ctx,
+        mnemonic = "StagecTimeline",
+        progress_message = "Estimating the timeline of %s" % name,
+        command = "timeline",
+        arguments = arguments,
+        inputs = depset([hlo_after, spec, description]),
+        outputs = [timeline],
+        environment = ctx.attr.environment,
+        extension = extension_of(ctx.attr._insight),
+        worker = False,
+    )
     return [
         DefaultInfo(files = depset([executable, description, module])),
         OutputGroupInfo(
@@ -151,6 +169,7 @@ aot_executable = rule(
                   "target of platform cpu. `function`: the executable has a process of its own.",
             values = ["function", "manifest"],
         ),
+        "_insight": extension_attr("insight"),
         "plugin": attr.label(
             doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment` or " +
                   "`@stagec_tpu//:environment`; none for cpu.",

@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "AotExportInfo", "AotImportsInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:imports.bzl", "execution_root_folders", "import_roots_of")
 load("//rules/private:python_library.bzl", "python_imports", "sources_of")
 
@@ -24,6 +25,7 @@ def _aot_export_impl(ctx):
     description = ctx.actions.declare_file(name + ".exported.json")
     debug = ctx.actions.declare_file(name + ".debug.mlir")
     profile = ctx.actions.declare_file(name + ".profile.json")
+    extension = extension_of(ctx.attr._arrays) if json.decode(ctx.attr.spec).get("frontend") == "arrays" else None
     groups = {"debug": depset([debug]), "description": depset([description]), "profile": depset([profile])}
     ctx.actions.write(spec, ctx.attr.spec)
     written = {"--output": exported, "--description": description, "--profile": profile}
@@ -68,6 +70,7 @@ def _aot_export_impl(ctx):
             plugin = plugin,
             sources = sources,
             looked = looked,
+            extension = extension,
         )
     return [
         DefaultInfo(files = depset([exported])),
@@ -82,6 +85,7 @@ def _aot_export_impl(ctx):
             spec = spec,
             sources = sources,
             looked = looked,
+            extension = extension,
             import_roots = roots,
         ),
     ]
@@ -118,6 +122,7 @@ aot_export = rule(
             providers = [PythonEnvironmentInfo],
             cfg = "exec",
         ),
+        "_arrays": extension_attr("arrays"),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

@@ -3,6 +3,7 @@
 load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotGoldenInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:bundle.bzl", "WEIGHTS_ATTR", "add_weights")
+load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:imports.bzl", "execution_root_folders")
 load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
 
@@ -30,6 +31,7 @@ def _aot_golden_impl(ctx):
         plugin = export.plugin,
         sources = export.sources,
         looked = export.looked,
+        extension = export.extension,
     )
     return [
         DefaultInfo(files = depset([golden])),
@@ -92,18 +94,21 @@ def _aot_golden_optimized_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     executables = [executable[AotExecutableInfo] for executable in ctx.attr.executables]
-    words = ["--golden", "--platform", ctx.attr.platform]
-    words += ["--optimized"] + [shell_quote(function) for function in ctx.attr.functions]
+    words = [shell_quote(function) for function in ctx.attr.functions] + ["--platform", ctx.attr.platform]
     for executable in executables:
         # Its name in the bundle, which is without that of the manifest.
         name = executable.name[len(ctx.attr.bundle.label.name) + 1:]
         words += ["--hlo", "%s=\"$workspace\"/%s" % (shell_quote(name), shell_quote(executable.hlo_proto.short_path))]
-    run = "exec {stagec} run \"$workspace\"/%s %s \"$@\"\n" % (shell_quote(info.bundle.short_path), " ".join(words))
-    script = write_stagec_launcher(ctx, stagec, run, [])
+    run = "exec {stagec} emulate \"$workspace\"/%s %s \"$@\"\n" % (shell_quote(info.bundle.short_path), " ".join(words))
+    extension = extension_of(ctx.attr._extension)
+    script = write_stagec_launcher(ctx, stagec, run, [], extensions = [extension])
     files = [info.bundle] + info.weights + [executable.hlo_proto for executable in executables]
     return [DefaultInfo(
         executable = script,
-        runfiles = ctx.runfiles(files = files, transitive_files = stagec.inputs),
+        runfiles = ctx.runfiles(
+            files = files,
+            transitive_files = depset(transitive = [stagec.inputs, extension.sources]),
+        ),
     )]
 
 aot_golden_optimized_test = rule(
@@ -120,6 +125,7 @@ aot_golden_optimized_test = rule(
         ),
         "functions": attr.string_list(doc = "Names of the functions, and variants, to run.", mandatory = True),
         "platform": attr.string(doc = "The platform of the targets: cuda or tpu.", mandatory = True),
+        "_extension": extension_attr("insight"),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

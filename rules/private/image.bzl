@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotJaxCacheInfo", "AotProvenanceInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
 
 def _files(ctx):
@@ -41,6 +42,7 @@ def _aot_image_impl(ctx):
         inputs = depset([bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights + caches),
         outputs = [folder],
         worker = False,
+        extension = extension_of(ctx.attr._extension),
     )
     return [DefaultInfo(files = depset([folder]), runfiles = ctx.runfiles([folder]))]
 
@@ -48,6 +50,7 @@ _ATTRS = {
     "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
     "provenance": attr.label(doc = "The bundle's provenance.", mandatory = True, providers = [AotProvenanceInfo]),
     "jax_cache": attr.label(doc = "JAX's compilation cache of the manifest, if any.", providers = [AotJaxCacheInfo]),
+    "_extension": extension_attr("registry"),
 }
 
 aot_image = rule(
@@ -65,7 +68,7 @@ aot_image = rule(
 # The image is made of the files where they are: nothing is copied before the registry has asked for it.
 _BODY = """files=({files})
 cd "${{BUILD_WORKING_DIRECTORY:-.}}"
-exec {{stagec}} {command} "$workspace"/{bundle} "${{files[@]}}" "$@"
+exec {{stagec}} push "$workspace"/{bundle} "${{files[@]}}" "$@"
 """
 
 def _aot_push_impl(ctx):
@@ -78,14 +81,15 @@ def _aot_push_impl(ctx):
         "--weights-file %s\"$workspace\"/%s" % (shell_quote(name + "="), shell_quote(file.short_path))
         for name, file in _beside(bundle).items()
     ] + ["--jax-cache \"$workspace\"/" + shell_quote(file.short_path) for file in _caches(ctx)]
-    body = _BODY.format(command = ctx.attr._command, files = " ".join(files), bundle = shell_quote(bundle.bundle.short_path))
-    script = write_stagec_launcher(ctx, stagec, body, [])
+    body = _BODY.format(files = " ".join(files), bundle = shell_quote(bundle.bundle.short_path))
+    extension = extension_of(ctx.attr._extension)
+    script = write_stagec_launcher(ctx, stagec, body, [], extensions = [extension])
     return [DefaultInfo(
         executable = script,
         files = depset([script]),
         runfiles = ctx.runfiles(
             files = [bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights + _caches(ctx),
-            transitive_files = stagec.inputs,
+            transitive_files = depset(transitive = [stagec.inputs, extension.sources]),
         ),
     )]
 
@@ -95,15 +99,6 @@ aot_push = rule(
           "on your machine and has your credentials. `--container` makes it a container image, and `--signature FILE` adds a signature. No action sees a credential. " +
           "`aot_manifest` declares it.",
     executable = True,
-    attrs = dict(_ATTRS, _command = attr.string(default = "push")),
-    toolchains = [str(TOOLCHAIN_TYPE)],
-)
-
-aot_kubernetes = rule(
-    implementation = _aot_push_impl,
-    doc = "`bazel run <manifest>.kubernetes -- registry/repository:tag --server IMAGE` prints the manifest of a Pod that serves " +
-          "the bundle from its container image; `--kserve` that of a service of KServe. `aot_manifest` declares it.",
-    executable = True,
-    attrs = dict(_ATTRS, _command = attr.string(default = "kubernetes")),
+    attrs = _ATTRS,
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

@@ -177,7 +177,7 @@ def refused_elsewhere(ctx, what):
     said = "%s: %s would be written beside sources of another repository: run it in the workspace of that one"
     return "echo >&2 %s\nexit 2\n" % shell_quote(said % (label_of(ctx.label), what))
 
-def write_stagec_launcher(ctx, stagec, body, plugins, environment = None):
+def write_stagec_launcher(ctx, stagec, body, plugins, environment = None, extensions = []):
     """Writes a script that runs a command of the compiler as the rule's executable.
 
     Args:
@@ -186,6 +186,8 @@ def write_stagec_launcher(ctx, stagec, body, plugins, environment = None):
       body: bash that runs when `$runfiles` and `$workspace` are set; `{stagec}` in it starts the compiler.
       plugins: list of PythonEnvironmentInfo that the compiler needs besides the toolchain's.
       environment: PythonEnvironmentInfo that it runs in instead of the toolchain's; or None.
+      extensions: list of the extensions that it uses, as extension_of returns them. The rule puts their sources into the
+        runfiles.
 
     Returns:
       File.
@@ -196,7 +198,8 @@ def write_stagec_launcher(ctx, stagec, body, plugins, environment = None):
     start = "%s \"$runfiles\"/%s" % (PYTHON_COMMAND, shell_quote(entry))
     import_root = entry.rpartition("/")[0].rpartition("/")[0]
     body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(environment.abi) + body.replace("{stagec}", start)
-    return write_launcher(ctx, [import_root], {}, body, [environment] + plugins)
+    roots = [import_root] + ["%s/%s" % (used.repository or ctx.workspace_name, used.folder) for used in extensions]
+    return write_launcher(ctx, roots, {}, body, [environment] + plugins)
 
 def write_launcher(ctx, import_roots, env, body, environments):
     """Writes the script as the rule's executable.

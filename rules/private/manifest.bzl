@@ -8,7 +8,7 @@ load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_optimized_test", "aot_golden_test")
 load("//rules/private:imports.bzl", "aot_imports", "modules_of")
-load("//rules/private:image.bzl", "aot_image", "aot_kubernetes", "aot_push")
+load("//rules/private:image.bzl", "aot_image", "aot_push")
 load("//rules/private:jax_cache.bzl", "aot_jax_cache")
 load("//rules/private:jaxlibs.bzl", "compiled_executables")
 load("//rules/private:measuring.bzl", "aot_latency", "aot_size_test")
@@ -31,6 +31,7 @@ PLANNER_SOURCES = [
     "stagec/core/__init__.py",
     "stagec/core/builds/__init__.py",
     "stagec/core/builds/compiler_options.py",
+    "stagec/core/builds/extensions.py",
     "stagec/core/builds/frontends.py",
     "stagec/core/builds/naming.py",
     "stagec/core/builds/platforms.py",
@@ -40,6 +41,10 @@ PLANNER_SOURCES = [
     "stagec/core/data/paths.py",
     "stagec/core/data/reading.py",
     "stagec/core/data/writing.py",
+    "stagec/core/faces.py",
+    "stagec/core/messages/__init__.py",
+    "stagec/core/messages/errors.py",
+    "stagec/core/messages/refusal.py",
     "stagec/core/sizes/__init__.py",
     "stagec/core/sizes/avals.py",
     "stagec/core/sizes/bounds.py",
@@ -47,9 +52,6 @@ PLANNER_SOURCES = [
     "stagec/core/sizes/frozen.py",
     "stagec/core/sizes/partitions.py",
     "stagec/core/sizes/size.py",
-    "stagec/core/telling/__init__.py",
-    "stagec/core/telling/errors.py",
-    "stagec/core/telling/refusal.py",
     "stagec/core/trees/__init__.py",
     "stagec/core/trees/same.py",
     "stagec/hardware/__init__.py",
@@ -402,7 +404,6 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         (aot_image, ".image", {}),
         (aot_image, ".container", {"container": True}),
         (aot_push, ".push", {}),
-        (aot_kubernetes, ".kubernetes", {}),
     ):
         # "manual": an image has a copy of the weights, which //... need not make.
         rule(

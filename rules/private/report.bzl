@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotProvenanceInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 
 def _aot_report_impl(ctx):
     info = ctx.attr.bundle[AotBundleInfo]
@@ -26,8 +27,9 @@ def _aot_report_impl(ctx):
             progress_message = "Reporting on %s" % info.name,
             command = "report",
             arguments = arguments,
-            inputs = depset([info.bundle, statement] + inventories + times + ctx.files._page),
+            inputs = depset([info.bundle, statement] + inventories + times),
             outputs = [output],
+            extension = extension_of(ctx.attr._extension),
         )
     return [DefaultInfo(files = depset([page])), OutputGroupInfo(timed = depset([timed]))]
 
@@ -39,7 +41,7 @@ aot_report = rule(
     attrs = {
         "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
         "provenance": attr.label(doc = "The bundle's provenance.", mandatory = True, providers = [AotProvenanceInfo]),
-        "_page": attr.label(default = Label("//compiler:report_page")),
+        "_extension": extension_attr("insight"),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],
 )

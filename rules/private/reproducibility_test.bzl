@@ -34,10 +34,13 @@ def _aot_reproducibility_test_impl(ctx):
 
     words = "@%s %s" % (shell_quote(arguments.short_path), plugin_words(plugins, ctx.workspace_name))
     body = "cd \"$workspace\"\nexec {stagec} reproduce %s \"$@\"\n" % words
-    script = write_stagec_launcher(ctx, stagec, body, [], environment)
+    extensions = [export.extension for export in traced if export.extension][:1]
+    script = write_stagec_launcher(ctx, stagec, body, [], environment, extensions)
     runfiles = ctx.runfiles(
         files = files + [arguments] + environment_files([environment] + plugins.values()),
-        transitive_files = depset(transitive = [stagec.sources] + [export.sources for export in traced]),
+        transitive_files = depset(
+            transitive = [stagec.sources] + [used.sources for used in extensions] + [export.sources for export in traced],
+        ),
     )
     return [DefaultInfo(executable = script, runfiles = runfiles)]
 

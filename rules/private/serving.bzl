@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "AotBundleInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
+load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
 
 # The user's paths are relative to where the user is.
@@ -13,13 +14,14 @@ def _aot_server_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     serving = ctx.attr._serving[PythonEnvironmentInfo]
-    script = write_stagec_launcher(ctx, stagec, _BODY % shell_quote(info.bundle.short_path), [serving])
+    extension = extension_of(ctx.attr._extension)
+    script = write_stagec_launcher(ctx, stagec, _BODY % shell_quote(info.bundle.short_path), [serving], extensions = [extension])
     return [DefaultInfo(
         executable = script,
         files = depset([script]),
         runfiles = ctx.runfiles(
             files = [info.bundle] + info.weights + environment_files([serving]),
-            transitive_files = stagec.inputs,
+            transitive_files = depset(transitive = [stagec.inputs, extension.sources]),
         ),
     )]
 
@@ -30,6 +32,7 @@ aot_server = rule(
     executable = True,
     attrs = {
         "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
+        "_extension": extension_attr("serve"),
         # Fetched when such a target is analysed: the macro tags it "manual".
         "_serving": attr.label(default = Label("@stagec_serving//:environment")),
     },

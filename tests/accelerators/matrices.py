@@ -1,6 +1,6 @@
-"""A function of `stagec.numpy`, in terms of solvers of each platform."""
+"""A function of `stagec_arrays.numpy`, in terms of solvers of each platform."""
 
-import stagec.numpy as np
+import stagec_arrays.numpy as np
 
 
 def factorized(x):

@@ -19,7 +19,7 @@ from typing import Any
 
 from stagec.backends.analysis import UNKNOWN, of_kernels
 from stagec.costs import hlo
-from stagec.stages import optimized
+from stagec_insight import emulation
 from tests.building import ROOT, build, stagec
 
 MANIFEST = "tests/accelerators/decided.toml"
@@ -30,16 +30,16 @@ _DEVICES = (*_NVIDIA, "v5e", "v6e")
 
 def instructions(program: bytes) -> int:
     """Return how many instructions a program has, with those in its computations."""
-    text = optimized.readable(optimized.module(program))
+    text = emulation.readable(emulation.module(program))
     return sum(len(computation.instructions) for computation in hlo.parse(text).computations.values())
 
 
 def compare(bundle: Path) -> dict[str, Any]:
-    """Return what `stagec run --golden --optimized --json` says of a bundle, with the programs beside it."""
+    """Return what `stagec emulate --json` says of a bundle, with the programs beside it."""
     programs = sorted(bundle.parent.glob("*.hlo_after.pb"))
     names = {path: path.name.removesuffix(".hlo_after.pb").partition(".")[2] for path in programs}
     words = [word for path, name in names.items() for word in ("--hlo", f"{name}={path}")]
-    done = stagec("run", bundle, "--golden", "--optimized", *words, "--json")
+    done = stagec("emulate", bundle, *words, "--json")
     assert done.returncode in (0, 1), done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told

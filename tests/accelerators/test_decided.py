@@ -1,6 +1,9 @@
 """What compilers of devices decided, run on CPUs: it gives what JAX gives, and a wrong decision does not.
 
 `python -m tests.accelerators.table` does it with all functions of decided.toml.
+
+
+Modules: `stagec_insight/decided.py`, `stagec_insight/commands/emulate.py`.
 """
 
 import json
@@ -11,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from stagec.bundle.archive import Archive
-from stagec.core.telling.refusal import LoadError
-from stagec.loader import golden
-from stagec.stages import optimized
+from stagec.checking import golden
+from stagec.core.messages.refusal import LoadError
+from stagec_insight import decided, emulation
 from tests.accelerators import table
 from tests.backends.deviceless import installed
 from tests.building import build, stagec
@@ -63,7 +66,7 @@ def _cells(rows: str) -> dict[str, list[str]]:
 
 
 def test_a_program_that_is_not_there_is_named(bundle: Path) -> None:
-    done = stagec("run", bundle, "--golden", "--platform", "tpu", "--optimized", "mlp", "--json")
+    done = stagec("emulate", bundle, "mlp", "--platform", "tpu", "--json")
     rows = json.loads(done.stdout)["refused"]
     assert (done.returncode, [row["target"] for row in rows]) == (1, ["v5e-2x2", "v6e-4x4"])
     wanted = "the executable does not say it; write --hlo mlp.v5e-2x2=FILE, of stagec compile --hlo-proto"
@@ -128,16 +131,16 @@ CHANGES: dict[str, tuple[str, Change]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_wrong_decision_is_noticed(bundle: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     function, change = CHANGES[what]
-    readable = optimized.readable
+    readable = emulation.readable
     texts = []
 
     def changed(module: object) -> str:
         texts.extend([readable(module), change(readable(module))])
         return texts[-1]
 
-    monkeypatch.setattr(optimized, "readable", changed)
+    monkeypatch.setattr(emulation, "readable", changed)
     try:
-        outcomes = list(golden.check_optimized(Archive(bundle), [function], "cuda"))
+        outcomes = list(decided.check(Archive(bundle), [function], "cuda"))
         noticed = any(isinstance(outcome, golden.Refused) or not outcome.ok for outcome in outcomes)
     except LoadError:  # XLA sees it
         noticed = True

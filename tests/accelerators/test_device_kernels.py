@@ -1,6 +1,6 @@
 """The kernels of executables for NVIDIA devices, through the commands: figures, limits, baselines, PTX and SASS.
 
-Modules: `reports/kernels.py`, `cli/inspect.py`, `cli/compile.py`.
+Modules: `audit/kernels.py`, `cli/inspect.py`, `cli/compile.py`.
 """
 
 import json

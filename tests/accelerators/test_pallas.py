@@ -29,7 +29,7 @@ if platform == "tpu":
     jax.config.update("jax_default_device", device)
     sharding, platforms = jax.sharding.SingleDeviceSharding(device), None
 else:
-    from stagec.frontends import kernels
+    from stagec.frontends.jax import kernels
     from stagec.hardware import catalog
     described = kernels.Device.of(catalog.target(topology).jax_device())
     there = kernels.on(described)
@@ -46,10 +46,10 @@ for function in functions:
 
 OURS = """
 import json, sys
-from stagec.frontends import jax as frontend
+from stagec.frontends.jax import export as frontend
 from stagec.hardware import catalog
 from stagec.core.builds.specs import function_spec
-from stagec.stages import by_device
+from stagec.building import by_device
 from stagec.stages.exported import Exported
 target = catalog.target(sys.argv[1])
 for text in sys.argv[2:]:

@@ -2,7 +2,7 @@
 
 `spilling.sm_90a.cubin` is what ptxas 13.0.88 makes of `spilling("sm_90a")`.
 
-Modules: `backends/cuda/cubins.py`, `backends/cuda/container.py`, `backends/cuda/kernels.py`, `reports/kernels.py`.
+Modules: `backends/cuda/cubins.py`, `backends/cuda/container.py`, `backends/cuda/kernels.py`, `audit/kernels.py`.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from stagec.audit import kernels as reports
 from stagec.backends.cuda import cubins, kernels
 from stagec.costs.totals import Runs
 from stagec.hardware import cuda as gpus
 from stagec.pjrt import packages
-from stagec.reports import kernels as reports
 from tests.backends.deviceless import compile_again, installed, layer
 
 with_plugin = installed(

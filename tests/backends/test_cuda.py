@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stagec.backends.cuda import compiler as cuda, container, nvidia
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.hardware import cuda as gpus, cuda_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, installed, layer, run
 from tests.building import stagec

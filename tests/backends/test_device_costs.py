@@ -1,6 +1,6 @@
 """What programs cost on TPUs and NVIDIA devices, by hand: XLA:TPU drops its notes of loops, XLA:GPU calls libraries.
 
-Modules: `costs/*.py`, `reports/timelines.py`.
+Modules: `costs/*.py`, `stagec_insight/timelines.py`.
 """
 
 import json
@@ -35,7 +35,7 @@ backend = compilation.backend(platform)
 backend.prepare_process(catalog.target("v5e:1x1" if platform == "tpu" else "h200"))
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import lower_exported
-from stagec.reports import timelines
+from stagec_insight import timelines
 found = {}
 for given in targets:
     name, target, topology = given.split(" ")

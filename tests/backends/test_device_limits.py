@@ -1,6 +1,6 @@
 """Metrics and limits for accelerators: collectives of four chips, rooflines, and programs that are too large.
 
-Modules: `backends/analysis.py`, `stages/limits.py`.
+Modules: `backends/analysis.py`, `building/limits.py`.
 """
 
 import json

@@ -14,7 +14,7 @@ import pytest
 
 from stagec.backends.cpu import eager
 from stagec.core.builds.specs import COMPUTED_ON, to_json
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.hardware import x86
 from stagec.patches import another_cpu, cpuid, known_builds, machine_code
 from stagec.pjrt import host

@@ -1,6 +1,6 @@
 """Autotuning on a machine without a device: what it says, and what it does with results that a device gave.
 
-Modules: `cli/autotune.py`, `reports/autotuning.py`.
+Modules: `stagec_insight/commands/autotune.py`, `stagec_insight/autotuning.py`.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from stagec.backends.cuda import local_cuda
 from stagec.core.builds.specs import CudaTarget
 from stagec.hardware import catalog
 from stagec.hardware.autotuning import read
-from stagec.reports import autotuning
+from stagec_insight import autotuning
 from tests.backends.test_cuda import results, with_plugin
 from tests.building import checked, stagec
 

@@ -37,7 +37,7 @@ def _on_disk(data: bytes, suffix: str = "") -> Iterator[str]:
 def whole_bundle(data: bytes) -> str:
     """Whatever byte was changed, reading all of it refuses."""
     from stagec.bundle.archive import Archive
-    from stagec.core.telling.refusal import LoadError
+    from stagec.core.messages.refusal import LoadError
 
     try:
         Archive("x", data).check_all()
@@ -52,12 +52,12 @@ def repacked_bundle(data: bytes) -> str:
     All that it hands out has the digests of its index, its descriptions are read or refused, and it is encoded again as
     the same bytes. It is inspected, and what is stripped of it is a bundle.
     """
+    from stagec.audit import inspection
     from stagec.bundle import index
     from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
     from stagec.bundle.stripping import strip
-    from stagec.core.telling.errors import StagecError
-    from stagec.core.telling.refusal import LoadError
-    from stagec.reports import inspection
+    from stagec.core.messages.errors import StagecError
+    from stagec.core.messages.refusal import LoadError
 
     try:
         archive = Archive("x", data)
@@ -81,14 +81,14 @@ def repacked_bundle(data: bytes) -> str:
 
 def explained_bundle(data: bytes) -> str:
     """What `explain-load` tells of such a bundle, and `diff` of it and itself."""
-    from stagec.core.telling.errors import StagecError
-    from stagec.core.telling.refusal import LoadError
-    from stagec.loader import serving
-    from stagec.reports import comparison
+    from stagec.audit import comparison
+    from stagec.core.messages.errors import StagecError
+    from stagec.core.messages.refusal import LoadError
+    from stagec.loader import load
 
     with _on_disk(data, ".aot") as path:
         try:
-            for selection in serving.explain(path).selections():
+            for selection in load.explain(path).selections():
                 selection.as_text()
         except LoadError as error:
             return f"refused: {error.code}"
@@ -103,8 +103,8 @@ def explained_bundle(data: bytes) -> str:
 
 def description(data: bytes) -> str:
     """It has no digest inside. What is read of a changed one is a whole value: written and read again, an equal one."""
+    from stagec.audit.inspection import as_text
     from stagec.bundle.description import Description
-    from stagec.reports.inspection import as_text
 
     try:
         found = Description.from_json(data)
@@ -118,7 +118,7 @@ def description(data: bytes) -> str:
 
 def export(data: bytes) -> str:
     """What `inspect` tells of an exported artifact; written and read again, it is the same one."""
-    from stagec.reports import inspection
+    from stagec.audit import inspection
     from stagec.stages.exported import Exported
 
     try:
@@ -161,9 +161,9 @@ def envelope(data: bytes) -> str:
     """Whatever was changed, the key signed the statement that it signed before, or none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from stagec.bundle.attestation import Statement, signed_by
-    from stagec.bundle.dsse import Envelope
-    from stagec.core.telling.refusal import LoadError
+    from stagec.core.messages.refusal import LoadError
+    from stagec.trust.attestation import Statement, signed_by
+    from stagec.trust.dsse import Envelope
 
     try:
         found = Envelope.from_json(data)
@@ -179,8 +179,8 @@ def envelope(data: bytes) -> str:
 
 def statement(data: bytes) -> str:
     """It is refused, or has subjects with digests."""
-    from stagec.bundle.attestation import Statement
-    from stagec.core.telling.refusal import LoadError
+    from stagec.core.messages.refusal import LoadError
+    from stagec.trust.attestation import Statement
 
     try:
         found = Statement.read(data, "x")
@@ -206,7 +206,7 @@ def weights(data: bytes) -> str:
 
 def manifest(data: bytes) -> str:
     """A manifest is planned, or refused with all that is wrong with it."""
-    from stagec.core.telling.errors import StagecError
+    from stagec.core.messages.errors import StagecError
     from stagec.manifest import load_manifest, plan
 
     with _on_disk(data) as path:

@@ -2,7 +2,7 @@
 
 The bundle says that jaxlib 0.9.9 made it, so what this jaxlib adds must be what it made in the first place.
 
-Modules: `bundle/additions.py`, `cli/add_jaxlib.py`, `reports/adding.py`.
+Modules: `bundle/additions.py`, `cli/add_jaxlib.py`, `audit/adding.py`.
 """
 
 import datetime
@@ -28,12 +28,12 @@ import stagec
 from stagec.bundle import expiry
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table, pieces
-from stagec.bundle.attestation import subjects
 from stagec.bundle.index import order
-from stagec.bundle.provenance import Environment, Wheel, read_environment, statement_of_addition
-from stagec.bundle.verification import verify
 from stagec.bundle.writing import Member, extend
 from stagec.core.data.reading import RegularFile
+from stagec.trust.attestation import subjects
+from stagec.trust.provenance import Environment, Wheel, read_environment, statement_of_addition
+from stagec.trust.verification import verify
 from tests.building import checked, stagec as command
 from tests.bundle import mutations
 from tests.bundles import edited, edited_descriptions, edited_index

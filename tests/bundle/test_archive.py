@@ -22,7 +22,7 @@ import pytest
 from stagec.bundle import archive
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
 from stagec.bundle.spelling import Members
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 
 DATA = {"a.xla": b"x" * 5000, "b.json": b"{}", "folder/c": b""}
 

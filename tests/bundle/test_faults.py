@@ -21,7 +21,7 @@ import pytest
 
 from stagec.bundle.archive import Archive
 from stagec.cli.files import write_whole
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from tests.building import COMPILER, stagec
 
 WRITER = """

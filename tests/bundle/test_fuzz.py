@@ -25,17 +25,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import Phase, given, seed, settings
 
-from stagec.bundle import provenance
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
 from stagec.bundle.description import Description
-from stagec.bundle.provenance import Environment, Wheel
 from stagec.bundle.safetensors import Tensor, parts
-from stagec.bundle.signing import sign
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees import statics
 from stagec.core.trees.keyed import Item, Keyed, key_of
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.stages.exported import Exported
+from stagec.trust import provenance
+from stagec.trust.provenance import Environment, Wheel
+from stagec.trust.signing import sign
 from tests.building import ROOT
 from tests.bundle import mutations, readers
 from tests.bundle.mutations import Change, Changes

@@ -4,7 +4,7 @@ Most of these took minutes for a file of some megabytes. The seconds are those o
 times what it takes on a machine of 2024 in the worst of them.
 
 Modules: `backends/cuda/container.py`, `backends/cuda/cubins.py`, `backends/cuda/riegeli.py`, `bundle/description.py`,
-`bundle/dsse.py`, `bundle/index.py`, `core/data/strict_json.py`, `core/sizes/expressions.py`.
+`trust/dsse.py`, `bundle/index.py`, `core/data/strict_json.py`, `core/sizes/expressions.py`.
 """
 
 import base64
@@ -20,19 +20,19 @@ from typing import Any
 
 import pytest
 
+from stagec.audit import kernels
 from stagec.backends.cuda import container, cubins, riegeli
 from stagec.bundle import index, safetensors
 from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
-from stagec.bundle.attestation import signed_by
 from stagec.bundle.description import Description
-from stagec.bundle.dsse import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope
-from stagec.bundle.keys import read_keys
 from stagec.core.builds.imports import Files
 from stagec.core.data import strict_json, wire
+from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes import expressions
-from stagec.core.telling.refusal import LoadError
 from stagec.hardware import cuda as gpus
-from stagec.reports import kernels
+from stagec.trust.attestation import signed_by
+from stagec.trust.dsse import MOST_SIGNATURES, PAYLOAD_TYPE, Envelope
+from stagec.trust.keys import read_keys
 from tests.backends.test_riegeli import SIGNATURE
 from tests.signed import write_keys
 

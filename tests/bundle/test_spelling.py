@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from stagec.bundle import attestation, spelling
+from stagec.bundle import spelling
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
+from stagec.trust import attestation
 
 
 def changed(archive: Archive, change: Callable[[str], str]) -> bytes:

@@ -22,7 +22,7 @@ from stagec.bundle.sources import OnDisk
 from stagec.bundle.writing import Inconsistent, Member
 from stagec.core.builds.specs import FunctionSpec, function_spec
 from stagec.core.builds.version import VERSION
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 from stagec.pjrt import compatibility
 from stagec.stages.exported import Exported
 from tests.building import COMPILER, checked, stagec

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stagec.cli import COMMANDS, GROUPS
+from stagec.core.builds import extensions
 from stagec.core.builds.version import VERSION
 from stagec.pjrt import packages
 from tests.building import checked, stagec
@@ -25,14 +26,20 @@ def test_every_command_has_help_and_json(command: str) -> None:
 def test_help_lists_the_commands() -> None:
     text = checked("--help")
     for name in COMMANDS:
-        module = importlib.import_module(f"stagec.cli.{name.replace('-', '_')}")
-        assert f"{name} {module.__doc__}" in " ".join(text.split())
+        extension = extensions.of_command(name)
+        package = f"{extension.package}.commands" if extension else "stagec.cli"
+        about = (
+            extension.commands[name]
+            if extension
+            else importlib.import_module(f"{package}.{name.replace('-', '_')}").__doc__
+        )
+        assert f"{name} {about}" in " ".join(text.split())
 
 
 def test_help_is_what_the_program_alone_shows() -> None:
     assert checked() == checked("--help")
     titles = [line.removesuffix(":") for line in checked().splitlines() if line.endswith(":") and line[0] != " "]
-    assert titles == [*GROUPS, "options"]
+    assert titles == [*GROUPS, *(row.about for row in extensions.EXTENSIONS if row.commands), "options"]
     assert len(COMMANDS) == len({*COMMANDS})
 
 
@@ -84,7 +91,8 @@ def test_arguments_may_come_from_a_file(zoo: Path, tmp_path: Path) -> None:
 def test_describing_a_device_takes_the_plugin(tmp_path: Path) -> None:
     done = stagec("describe-device", "--output", tmp_path / "device.toml")
     assert (done.returncode, done.stdout) == (2, "")
-    what, write = done.stderr.splitlines()
+    what, write, where = done.stderr.splitlines()
     assert what == "the plugin that compiles for cuda is not installed: jax-cuda13-pjrt"
-    assert write.startswith("  add jax-cuda13-pjrt==")
+    assert write.startswith("  write jax-cuda13-pjrt==")
+    assert "cuda_lock" in write + where
     assert list(tmp_path.iterdir()) == []

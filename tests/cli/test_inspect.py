@@ -1,6 +1,6 @@
 """`stagec inspect`: what it says of artifacts, of damaged ones, and of other files.
 
-Modules: `reports/inspection.py`.
+Modules: `audit/inspection.py`.
 """
 
 import contextlib
@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from stagec.audit import comparison, explanation, inspection
 from stagec.bundle.archive import INDEX, encode_index, members_table
 from stagec.core.data import child
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.core.trees.tree import Tree
-from stagec.reports import comparison, explanation, inspection
+from stagec.stages import serialization
 from stagec.stages.exported import Exported
 from tests.building import ROOT, checked, stagec
 from tests.bundles import edited, only
@@ -138,7 +139,8 @@ def test_inspect_what_jaxlib_does_not_survive(
         assert end in told
 
 
-def test_a_tree_that_is_nested_too_deeply(tmp_path: Path) -> None:
+def test_a_tree_that_is_nested_too_deeply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialization, "DEEPEST", 1000)  # stagec writes none of them
     exported = Exported.deserialize((ROOT / "tests/corpus/2026-11-jax-0.10.1/loop.exported").read_bytes())
     for depth, refused in ((90, False), (120, True), (250, True)):
         tree = functools.reduce(lambda tree, _: Tree("list", (tree,)), range(depth), exported.out_tree)

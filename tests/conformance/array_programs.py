@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.arrays.library import Library, jaxs, stagecs
+from compiler.extensions.arrays.tests.library import Library, jaxs, stagecs
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import stagec
+import stagec_arrays
+from compiler.extensions.arrays.tests.library import Library, jaxs, stagecs
 from stagec.backends.cpu import compiler as cpu
-from tests.arrays.library import Library, jaxs, stagecs
 from tests.building import COMPILER, ROOT, build
 from tests.conformance.array_programs import PROGRAMS, bound, manifest
 from tests.conformance.members import OF_ARRAYS, Row
@@ -83,7 +84,7 @@ def slope(of: Library, name: str, args: Any) -> Any:
 @pytest.mark.parametrize("name", DERIVED)
 def test_a_gradient_is_jaxs_and_that_of_finite_differences(name: str) -> None:
     rng = np.random.default_rng(0)
-    with jax.enable_x64(True), stagec.enable_x64():
+    with jax.enable_x64(True), stagec_arrays.enable_x64():
         args = jax.tree.map(lambda x: np.asarray(x, float), PROGRAMS[name].args)
         direction = jax.tree.map(lambda x: rng.normal(size=x.shape), args)
         ours = stagec.jit(lambda *args: slope(stagecs(), name, args), frontend="arrays")

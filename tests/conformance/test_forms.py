@@ -1,7 +1,7 @@
 """What is exported is what `jax.jit` lowers for the platform, text for text, for JAX's operations by kind.
 
 JAX may lower an operation in an older form for an export; executables are made of the newest
-(`stagec.frontends.kernels`). Nothing here has two forms: what has are kernels (tests/frontends/test_kernels.py).
+(`stagec.frontends.jax.kernels`). Nothing here has two forms: what has are kernels (tests/frontends/test_kernels.py).
 """
 
 import jax
@@ -9,7 +9,7 @@ import jax.export
 import pytest
 
 import stagec
-from stagec.frontends import kernels
+from stagec.frontends.jax import kernels
 from stagec.stages.lowering import lower_exported
 from tests.conformance.operations import OPERATIONS
 from tests.conformance.views import portable

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from stagec.core.messages.calls import Call
 from stagec.core.sizes.avals import Aval, parse_aval
-from stagec.core.telling.calls import Call
 from stagec.core.trees.folding import fold
 from stagec.core.trees.tree import LEAF, Tree
-from stagec.frontends.pytrees import to_tree
+from stagec.frontends.jax.pytrees import to_tree
 
 
 def rows(value: Any, path: str = "") -> list[str]:

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from stagec.core.telling.errors import Problem, StagecError, blaming
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.errors import Problem, StagecError, blaming
+from stagec.core.messages.refusal import LoadError
 
 
 @pytest.mark.parametrize(

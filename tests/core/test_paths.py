@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from stagec.bundle import archive, index, layout, registry
+from stagec.bundle import archive, index
 from stagec.cli import files
-from stagec.core.builds import jax_entries
-from stagec.core.builds.jax_entries import Entry, Key
 from stagec.core.data import paths, writing
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.core.trees import json_shapes
+from stagec.jaxcache import jax_entries
+from stagec.jaxcache.jax_entries import Entry, Key
 from stagec.manifest import workspace
-from stagec.serving import swapping
+from stagec_registry import client, layout
+from stagec_serve import swapping
 
 OUTSIDE = ["..", "../x", "a/../../x", "a/..", "/x", "//x", "a//x", "a/./x", "", ".", "a/", "a\0b", "a\nb", "a/\x1b[2Jb"]
 
@@ -48,7 +49,7 @@ def _of_request(name: str, _: Path) -> None:
 
 
 def _of_image(name: str, _: Path) -> None:
-    registry._path_of({"annotations": {layout.TITLE: name}}, registry.Reference.read("registry/image:tag"))
+    client._path_of({"annotations": {layout.TITLE: name}}, client.Reference.read("registry/image:tag"))
 
 
 def _of_key(name: str, _: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stagec.core.telling import phases
+from stagec.core.messages import phases
 
 
 def recorded() -> tuple[dict[str, Any], list[str]]:

@@ -14,7 +14,7 @@ from tests.building import COMPILER, ROOT, action_environment, checked
 
 WORK = """
 import time
-from stagec.core.telling.progress import Progress
+from stagec.core.messages.progress import Progress
 
 with Progress("reproduce", 2) as progress:
     progress.step("models.scale")

@@ -149,13 +149,13 @@ def test_equal_sizes_are_those_of_jax(seed: int) -> None:
 
 def named(constraints: Sequence[Constraint]) -> list[Any]:
     """Return the names as sizes of arrays."""
-    dims = pytest.importorskip("stagec.arrays.dims")
+    dims = pytest.importorskip("stagec_arrays.dims")
     return [dims.parse(name, constraints) for name in NAMES]
 
 
 def of_python(text: str, sizes: dict[str, Any]) -> Any:
     """Return an expression computed with Python's operators, as a function of arrays does."""
-    dims = pytest.importorskip("stagec.arrays.dims")
+    dims = pytest.importorskip("stagec_arrays.dims")
     functions = {
         "floordiv": operator.floordiv,
         "mod": operator.mod,
@@ -213,7 +213,7 @@ def test_bounds(text: str, constraints: Sequence[str], low: float, high: float) 
 def test_constraints_that_no_sizes_fulfil(constraints: Sequence[str], first: int | None) -> None:
     found = contradiction(tuple(map(parse_constraint, constraints)))
     assert (found and found[0]) == first
-    dims = pytest.importorskip("stagec.arrays.dims")
+    dims = pytest.importorskip("stagec_arrays.dims")
     with contextlib.nullcontext() if first is None else pytest.raises(ValueError, match=r"^no sizes fulfil "):
         dims.symbolic_shape("a,b,c", constraints=constraints)
 
@@ -274,7 +274,7 @@ def test_what_is_too_large_is_refused() -> None:
 
 
 def test_what_is_not_decided_is_refused() -> None:
-    dims = pytest.importorskip("stagec.arrays.dims")
+    dims = pytest.importorskip("stagec_arrays.dims")
     a, b, _ = named(())
     for undecided in (
         lambda: a % 7 - b % 5 >= 0,

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 
 import stagec
-import stagec.numpy as xp
-from stagec import lax
-from stagec.arrays import pytrees
+import stagec_arrays
+import stagec_arrays.numpy as xp
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
+from stagec_arrays import lax, pytrees
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 MESH = Mesh((4,), ("d",))
@@ -61,7 +61,7 @@ def drop(x, unused, y):
 
 
 def devices(x):
-    return stagec.shard_map(
+    return stagec_arrays.shard_map(
         lambda v: lax.psum(v * v, "d"), mesh=MESH, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
     )(x)
 
@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
         return rng.normal(size=shape).astype(np.float32)
 
     params = {"w": f32(16, 4), "b": f32(4)}
-    batch = stagec.ShapeDtypeStruct(stagec.symbolic_shape("batch, 16"), np.float32)
+    batch = stagec_arrays.ShapeDtypeStruct(stagec_arrays.symbolic_shape("batch, 16"), np.float32)
     rows = {"in_shardings": NamedSharding(MESH, PartitionSpec("d"))}
     small = np.arange(4, dtype=np.int8), f32(4).astype(ml_dtypes.bfloat16), np.array([True, False])
     cases = {
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
         (folder / f"{name}.exported").write_bytes(exported.serialize(vjp_order=vjp_order))
         stored = {"inputs": args, "outputs": wrapped(*args)}
         if vjp_order and name != "devices":
-            _, pull = stagec.vjp(lambda *a, f=function: _floats(f(*a)), *args)
+            _, pull = stagec_arrays.vjp(lambda *a, f=function: _floats(f(*a)), *args)
             stored["cotangents"] = pull(pytrees.tree_map(xp.ones_like, _floats(function(*args))))
         elif vjp_order:
             stored["cotangents"] = (2 * args[0],)

@@ -1,6 +1,6 @@
 """When a device would run instructions: the estimate that `<name>.timeline.json` shows.
 
-Modules: `costs/hlo.py`, `reports/timelines.py`.
+Modules: `costs/hlo.py`, `stagec_insight/timelines.py`, `stagec_insight/commands/timeline.py`.
 """
 
 import json
@@ -12,7 +12,7 @@ from stagec.backends.compilation import Hardware
 from stagec.bundle.description import Description
 from stagec.costs import hlo
 from stagec.costs.schedule import COMPUTE, COPIES, LINKS, Event, Rates, schedule
-from stagec.reports import timelines
+from stagec_insight import timelines
 
 RATES = Rates(flops=1000, bandwidth=1e9)
 """An operation on 1,000 numbers takes a second."""

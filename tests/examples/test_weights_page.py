@@ -1,6 +1,6 @@
 """docs/weights.md: each of its blocks; adapters of flax, and weights of 8 and 4 bits.
 
-Modules: `bundle/replacing.py`.
+Modules: `loader/replacing.py`.
 """
 
 import os

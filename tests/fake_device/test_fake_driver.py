@@ -38,7 +38,7 @@ FUNCTIONS = ("dense", "transformer_step", "triton", "mosaic", "factorized")
 CALL = """
 import json, sys
 import stagec
-from stagec.loader import trials
+from stagec.checking import trials
 path, *names = sys.argv[1:]
 rows = {}
 for name in names:

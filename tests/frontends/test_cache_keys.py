@@ -1,6 +1,6 @@
 """JAX's compilation cache, built: programs with JAX find every executable, and what differs is a miss.
 
-Modules: `frontends/cache_keys.py`, `jax_cache.py`, `core/builds/jax_entries.py`, `stages/for_jax.py`,
+Modules: `frontends/jax/cache_keys.py`, `jax_cache.py`, `jaxcache/jax_entries.py`, `building/for_jax.py`,
 `cli/jax_cache.py`.
 """
 
@@ -26,9 +26,9 @@ import pytest
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
-from stagec.core.builds import jax_entries
-from stagec.core.builds.jax_entries import Key
 from stagec.hardware import x86
+from stagec.jaxcache import jax_entries
+from stagec.jaxcache.jax_entries import Key
 from stagec.pjrt import host
 from stagec.stages import mlir
 from tests.building import COMPILER, build_jax_cache, checked, stagec, write_specs
@@ -531,7 +531,7 @@ def test_an_entry_whose_name_leads_elsewhere_is_refused(small: Path, tmp_path: P
     document = json.loads(entry.read_text())
     document["entries"][0]["names"]["zlib"] = {"any CPU": name}
     (tmp_path / "forged.json").write_text(json.dumps(document))
-    words = ["--output", tmp_path / "out", "--entry", f"a={tmp_path / 'forged.json'}={executable}"]
+    words = ["--output", tmp_path / "out", "--entry", f"a:{tmp_path / 'forged.json'}:{executable}"]
     done = stagec("jax-cache", *words)
     assert done.returncode == 2
     assert "entries[0].names.zlib.any CPU: expected the name of an entry" in done.stderr

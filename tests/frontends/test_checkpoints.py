@@ -1,6 +1,6 @@
 """Arguments described by files: safetensors headers, flax's msgpack, orbax's metadata; and files that are none.
 
-Modules: `frontends/msgpack_headers.py`.
+Modules: `frontends/common/msgpack_headers.py`.
 """
 
 import json
@@ -20,9 +20,9 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
-from stagec.core.telling.errors import StagecError
-from stagec.frontends import checkpoints, msgpack_headers
-from tests.building import action_environment, stagec
+from stagec.core.messages.errors import StagecError
+from stagec.frontends.common import checkpoints, msgpack_headers
+from tests.building import COMPILER, action_environment, stagec
 from tests.frontends.exporting import export, spec
 
 
@@ -290,16 +290,15 @@ def test_all_files_are_told_together(damaged: Path) -> None:
 def test_a_library_that_is_not_in_the_lock(leaf: str, package: str, workspace: Path, tmp_path: Path) -> None:
     """The environment of the tests, without one package."""
     (tmp_path / "site-packages").mkdir()
-    for folder in filter(None, action_environment()["PYTHONPATH"].split(":")[:-1]):
+    for folder in [entry for entry in action_environment()["PYTHONPATH"].split(":") if entry.endswith("site-packages")]:
         for entry in Path(folder).iterdir():
             if entry.name != package:
                 (tmp_path / "site-packages" / entry.name).symlink_to(entry)
-    compiler = action_environment()["PYTHONPATH"].split(":")[-1]
     (workspace / "f.spec").write_text(json.dumps({**vars(spec(args=[leaf]))}))
     done = stagec(
         *("export", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", "."),
         cwd=workspace,
-        env={"PYTHONPATH": f"{tmp_path / 'site-packages'}:{compiler}"},
+        env={"PYTHONPATH": f"{tmp_path / 'site-packages'}:{COMPILER}"},
     )
     name = {"msgpack": "msgpack", "orbax": "orbax-checkpoint"}[package]
     assert (done.returncode, done.stderr) == (

@@ -1,6 +1,6 @@
 """A build reports the large arrays that a function closes over.
 
-Modules: `frontends/closures.py`.
+Modules: `frontends/common/closures.py`.
 """
 
 import json
@@ -82,7 +82,7 @@ def test_those_of_functions_of_arrays_too(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(MANIFEST + 'frontend = "arrays"\n')
     (tmp_path / "model.py").write_text("""
 import numpy
-import stagec.numpy as np
+import stagec_arrays.numpy as np
 
 W = numpy.random.default_rng(0).standard_normal((700, 700), dtype=numpy.float32)
 TABLES = {"counts": np.arange(300_000, dtype=np.int32)}

@@ -1,6 +1,7 @@
-"""What `stagec.jit` promises, the same for both frontends (frontends/jit.py).
+"""What `stagec.jit` promises, the same for both frontends (frontends/common/jit.py).
 
-Modules: `frontends/array_tracer.py`, `frontends/jax_tracer.py`, `frontends/jit.py`, `frontends/staging.py`.
+Modules: `stagec_arrays/frontend/staging.py`, `frontends/jax/tracer.py`, `frontends/common/jit.py`,
+`frontends/staging.py`.
 """
 
 import ast
@@ -22,9 +23,10 @@ from hypothesis import given, settings, strategies as st
 from jax._src import config
 
 import stagec
-import stagec.numpy as snp
+import stagec_arrays
+import stagec_arrays.numpy as snp
 from stagec.core.trees import same
-from stagec.frontends import jax_tracer
+from stagec.frontends.jax import tracer
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 
 X = np.arange(1, 4, dtype=np.float32)
@@ -210,9 +212,11 @@ SETTINGS: dict[str, dict[str, tuple[Callable[[], Any], ...]]] = {
         ),
     },
     "arrays": {
-        "x64": tuple(lambda on=on: stagec.enable_x64(on) for on in (False, True)),
-        "precision": tuple(lambda how=how: stagec.default_matmul_precision(how) for how in ("bfloat16", "highest")),
-        "mesh": (contextlib.nullcontext, lambda: stagec.set_mesh(MESH)),
+        "x64": tuple(lambda on=on: stagec_arrays.enable_x64(on) for on in (False, True)),
+        "precision": tuple(
+            lambda how=how: stagec_arrays.default_matmul_precision(how) for how in ("bfloat16", "highest")
+        ),
+        "mesh": (contextlib.nullcontext, lambda: stagec_arrays.set_mesh(MESH)),
     },
 }
 
@@ -220,8 +224,8 @@ SETTINGS: dict[str, dict[str, tuple[Callable[[], Any], ...]]] = {
 def told(frontend: str) -> object:
     """What a program can see of the settings while it is traced."""
     if frontend == "arrays":
-        from stagec.arrays import dtypes, meshes
-        from stagec.arrays.primitives import contractions
+        from stagec_arrays import dtypes, meshes
+        from stagec_arrays.primitives import contractions
 
         return dtypes.x64(), contractions.default_precision(), meshes.current()
     names = ("enable_x64", "threefry_partitionable", "numpy_dtype_promotion", "numpy_rank_promotion")
@@ -337,7 +341,7 @@ def test_no_setting_of_jax_is_forgotten() -> None:
         [names for release, names in ADDED.items() if here < release]
         + [names for release, names in DROPPED.items() if here >= release]
     )
-    known = {f"jax_{name}" for name in NO_PROGRAM.split()} | {*jax_tracer._BEYOND}
+    known = {f"jax_{name}" for name in NO_PROGRAM.split()} | {*tracer._BEYOND}
     assert {name for name in others if not name.startswith("jax2tf_")} == known - {f"jax_{n}" for n in absent.split()}
 
 
@@ -641,7 +645,7 @@ def test_checks_of_an_export(frontend: str) -> None:
 
 
 def test_settings_at_the_time_of_a_trace_are_those_of_its_export(frontend: str) -> None:
-    on = {"jax": jax.enable_x64, "arrays": stagec.enable_x64}[frontend]
+    on = {"jax": jax.enable_x64, "arrays": stagec_arrays.enable_x64}[frontend]
     function = stagec.jit(lambda x: x * 2, frontend=frontend)
     with on(True):
         traced = function.trace(np.ones(2))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stagec.core.builds.specs import function_spec
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.frontends import declarations
 from tests.building import build
 

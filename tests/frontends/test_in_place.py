@@ -1,6 +1,6 @@
 """Functions that change their arguments, or what they close over: a call that would lose the change is refused.
 
-Modules: `frontends/forwarding.py`, `frontends/updates.py`.
+Modules: `frontends/jax/forwarding.py`, `frontends/common/updates.py`.
 """
 
 from pathlib import Path
@@ -88,7 +88,7 @@ def without_state(norm, state, x):
 ARRAYS = """
 import copy
 
-import stagec.numpy as np
+import stagec_arrays.numpy as np
 
 STATE = {"w": np.ones(3)}
 

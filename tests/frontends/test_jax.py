@@ -1,6 +1,6 @@
 """Exporting user code: what goes wrong there, and what the message says. Each case runs the command, as Bazel does.
 
-Modules: `cli/export.py`, `frontends/entries.py`, `frontends/user_code.py`.
+Modules: `cli/export.py`, `frontends/common/entries.py`, `frontends/common/user_code.py`.
 """
 
 import json
@@ -18,7 +18,7 @@ import pytest
 
 from stagec import load
 from stagec.core.builds.specs import to_json
-from stagec.frontends import user_code
+from stagec.frontends.common import user_code
 from stagec.stages.exported import Exported
 from tests.building import action_environment, build, checked, stagec
 from tests.frontends.exporting import export, spec
@@ -617,4 +617,4 @@ def test_exporting_imports_no_planner(workspace: Path) -> None:
     )
     status, modules = json.loads(done.stdout)
     assert status == 0
-    assert [name for name in modules if name.startswith(("pydantic", "stagec.manifest", "stagec.hardware"))] == []
+    assert [name for name in modules if name.startswith(("pydantic", "stagec.manifest"))] == []

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import pytest
 
 import stagec
+from stagec.building import by_device
 from stagec.core.builds.specs import TargetSpec, to_json
-from stagec.frontends import kernels
+from stagec.frontends.jax import kernels
 from stagec.hardware import catalog
 from stagec.pjrt import packages
-from stagec.stages import by_device
 from stagec.stages.exported import Exported
 from tests.accelerators import kernels as model
 from tests.building import ROOT, action_environment, stagec as run_stagec

@@ -1,6 +1,6 @@
 """The mesh of a function says for how many devices it is, as `jax.set_mesh` does for `jax.jit`.
 
-Modules: `frontends/jax.py`.
+Modules: `frontends/jax/export.py`.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 """,
     "arrays": """
 from stagec import PartitionSpec as P
-from stagec import lax, shard_map
+from stagec_arrays import lax, shard_map
 """,
 }
 FUNCTIONS = """

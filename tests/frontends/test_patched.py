@@ -12,8 +12,8 @@ import pytest
 from jax._src.interpreters import mlir
 
 import stagec
-from stagec.frontends import patched
-from stagec.frontends.patched import PATCHES
+from stagec.frontends.common import patched
+from stagec.frontends.common.patched import PATCHES
 
 OWNER = f"{__name__}:Owner"
 

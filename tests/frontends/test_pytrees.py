@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.core.trees.keyed import Keyed
 from stagec.core.trees.nodes import Fields
 from stagec.core.trees.tree import Tree
@@ -265,7 +265,7 @@ def test_a_manifest_with_trees_that_no_artifact_holds(tmp_path: Path, levels: in
     (tmp_path / "model.py").write_text(
         "import functools, numpy\n"
         "def nested(n, x): return functools.reduce(lambda tree, _: [tree], range(n), x)\n"
-        f"def avals(): return nested({levels}, numpy.ones(3)),\n"
+        f"def avals(): return nested({levels}, numpy.ones(3, numpy.float32)),\n"
         f"def f(x): return nested({result}, x)\n"
     )
     status, said, _ = exporting.export(tmp_path, exporting.spec(entry="model:f", args=[], avals="model:avals"))

@@ -40,7 +40,7 @@ WAYS = {
 SCRIPT = """
 import importlib, importlib.resources, json, linecache, os, pathlib, pkgutil, runpy, sys, threading
 import numpy as np
-from stagec.frontends.reads import Reads
+from stagec.frontends.common.reads import Reads
 
 sys.path.insert(0, os.getcwd())
 reads = Reads()

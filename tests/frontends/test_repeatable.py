@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagec.frontends import repeatable
+from stagec.frontends.common import repeatable
 from tests.building import checked, stagec, write_specs
 
 # Each is a number that differs from process to process in plain Python.
@@ -82,7 +82,7 @@ vjp_order = 0
 def workspace(folder: Path, frontend: str) -> Path:
     """A folder with a model that reads everything, at import, in the function and for its avals."""
     folder.mkdir()
-    numpy = {"jax": "jax.numpy", "arrays": "stagec.numpy"}[frontend]
+    numpy = {"jax": "jax.numpy", "arrays": "stagec_arrays.numpy"}[frontend]
     (folder / "model.py").write_text(MODEL.format(numpy=numpy, ways=", ".join(WAYS.values())))
     (folder / "m.toml").write_text(HEAD + MANIFEST.format(frontend=frontend))
     return folder

@@ -1,6 +1,6 @@
 """What a function is traced with: variables of its manifest, settings of its own, callbacks dropped or refused.
 
-Modules: `frontends/jax.py`, `frontends/jax_arguments.py`, `manifest/environment.py`.
+Modules: `frontends/jax/export.py`, `frontends/jax/arguments.py`, `manifest/environment.py`.
 """
 
 import json

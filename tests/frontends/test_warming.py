@@ -11,7 +11,8 @@ import os, sys
 import jax
 from jax._src import xla_bridge
 from stagec.cli import export
-from stagec.frontends import repeatable, warming
+from stagec.frontends.common import repeatable
+from stagec.frontends.jax import warming
 
 warm, warming.warm = warming.warm, lambda: True
 export.preload()

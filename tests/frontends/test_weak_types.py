@@ -1,6 +1,6 @@
 """Weak types of example arguments, and JAX's names of options, are as in `jax.jit`.
 
-Modules: `frontends/entries.py`, `frontends/jax_tracer.py`.
+Modules: `frontends/common/entries.py`, `frontends/jax/tracer.py`.
 """
 
 from pathlib import Path
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 import stagec
-import stagec.numpy
+import stagec_arrays.numpy
 from stagec.stages.exported import Exported
 from tests.frontends.exporting import export, spec
 
 MODELS = {
     "jax": "import jax\nimport jax.numpy as np\nfrom jax import ShapeDtypeStruct\n",
-    "arrays": "import stagec.numpy as np\nfrom stagec.arrays.values import ShapeDtypeStruct\n",
+    "arrays": "import stagec_arrays.numpy as np\nfrom stagec_arrays.values import ShapeDtypeStruct\n",
 }
 MODEL = """
 half = ShapeDtypeStruct((2,), np.float16)
@@ -44,7 +44,7 @@ def test_a_weak_example_gives_way(tmp_path: Path, frontend: str, avals: str) -> 
 
 @pytest.mark.parametrize("frontend", ["jax", "arrays"])
 def test_names_that_jax_has(frontend: str) -> None:
-    array = jnp.ones(3) if frontend == "jax" else stagec.numpy.ones(3)
+    array = jnp.ones(3) if frontend == "jax" else stagec_arrays.numpy.ones(3)
     traced = stagec.jit(lambda x: x * 2, frontend=frontend).trace(array)
     assert traced.lower(lowering_platforms=("tpu",)).as_text() == traced.lower(("tpu",)).as_text()
     with pytest.raises(ValueError, match=r"lower\(\) takes one platform"):

@@ -6,7 +6,7 @@ from textwrap import dedent
 import pytest
 from hypothesis import given, strategies as st
 
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning, cuda as gpus
 
 H200 = "CUDA: 9.0, Cores: 132, GPU clock: 1.98 GHz, Memory bandwidth: 4800 GB/s, L2 cache: 50 MB"

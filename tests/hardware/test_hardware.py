@@ -15,7 +15,7 @@ import pytest
 
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import Aarch64Target, CpuTarget, CudaTarget, TpuTarget, to_json
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.hardware import aarch64, catalog, cpu as cpus, cuda as gpus, cuda_devices, tpu as tpus
 from stagec.hardware.cuda_devices import Device
 from stagec.hardware.tpu_topologies import Generation, parse_topology, topologies

@@ -1,12 +1,12 @@
 """`help(stagec)` tells what there is, and which page of JAX's it follows.
 
-Modules: `core/telling/refusal.py`, `loader/*.py`.
+Modules: `core/messages/refusal.py`, `loader/*.py`.
 """
 
 import dataclasses
 import doctest
+import functools
 import inspect
-import operator
 import os
 import pydoc
 import re
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import stagec
+import stagec_arrays
 from tests.building import COMPILER
 from tests.caches import free_port
 
@@ -37,7 +38,9 @@ PAGES = {
     "jit": "_autosummary/jax.jit.html",
     "make_array_from_process_local_data": "_autosummary/jax.make_array_from_process_local_data.html",
 }
-PUBLIC = {name: getattr(stagec, name) for name in stagec.__all__ if name != "__version__"}
+NAMESPACES = "lax", "nn", "numpy", "random"
+CORE = {name: getattr(stagec, name) for name in stagec.__all__ if name != "__version__"}
+PUBLIC = CORE | {name: getattr(stagec_arrays, name) for name in stagec_arrays.__all__ if name not in NAMESPACES}
 CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
 WITH_EXAMPLES = sorted(
     {
@@ -78,7 +81,7 @@ def test_the_example_runs(name: str, zoo: Path, tmp_path: Path, monkeypatch: pyt
     """Every public function has one, and the methods that people call first; "model.aot" is a bundle."""
     (tmp_path / "model.aot").symlink_to(zoo)
     monkeypatch.chdir(tmp_path)
-    documentation = inspect.getdoc(operator.attrgetter(name)(stagec)) or ""
+    documentation = inspect.getdoc(functools.reduce(getattr, name.split(".")[1:], PUBLIC[name.partition(".")[0]])) or ""
     if name == "distributed":  # before this process uses a device
         path = os.pathsep.join([str(COMPILER), *sys.path])
         script = documentation.replace("29500", str(free_port()))
@@ -87,7 +90,9 @@ def test_the_example_runs(name: str, zoo: Path, tmp_path: Path, monkeypatch: pyt
         )
         assert (done.returncode, done.stdout) == (0, "2 examples"), done.stdout + done.stderr
         return
-    example = doctest.DocTestParser().get_doctest(documentation, {"stagec": stagec}, name, None, 0)
+    example = doctest.DocTestParser().get_doctest(
+        documentation, {"stagec": stagec, "stagec_arrays": stagec_arrays}, name, None, 0
+    )
     assert example.examples
     printed: list[str] = []
     doctest.DocTestRunner().run(example, out=printed.append)
@@ -136,7 +141,7 @@ def test_every_refusal_lists_its_codes() -> None:
 
 def test_help_shows_it_all() -> None:
     text = pydoc.plain(pydoc.render_doc(stagec))
-    for name in PUBLIC:
+    for name in CORE:
         assert re.search(rf"^    (class )?{name}\(", text, re.MULTILINE), name
 
 

@@ -523,10 +523,10 @@ def test_loading_and_calling_imports_numpy_and_jaxlib_only(zoo: Path) -> None:
 def test_a_first_call_imports_what_it_needs(zoo: Path) -> None:
     call = f"import numpy; stagec.load({str(zoo)!r})['loop'](numpy.ones(8, numpy.float32))"
     later = (
-        "bundle.attestation",
+        "trust.attestation",
         "loader.flat",
-        "loader.golden",
-        "loader.trials",
+        "checking.golden",
+        "checking.trials",
         "pjrt.static_data",
         "stages.locations",
     )

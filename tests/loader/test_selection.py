@@ -1,6 +1,6 @@
 """What of a bundle runs, and why the rest does not: verdicts, policies and the text of each refusal.
 
-Modules: `cli/explain_load.py`, `loader/padding.py`, `loader/serving.py`, `pjrt/host.py`.
+Modules: `cli/explain_load.py`, `loader/padding.py`, `loader/load.py`, `pjrt/host.py`.
 """
 
 import datetime

@@ -126,7 +126,7 @@ avals = "{model}:{name}_example"
 targets = ["cpu-avx2"]
 """
 X = np.arange(3, dtype=np.float32)
-FRONTENDS = {"jax": ("jax.numpy", "jax.tree_util"), "arrays": ("stagec.numpy", "stagec")}
+FRONTENDS = {"jax": ("jax.numpy", "jax.tree_util"), "arrays": ("stagec_arrays.numpy", "stagec_arrays")}
 
 
 @pytest.fixture(scope="module", params=FRONTENDS)

@@ -413,7 +413,7 @@ def test_two_of_one_name_at_once_write_nothing(tmp_path: Path) -> None:
 
 def test_a_package_of_another_name_than_its_module(tmp_path: Path) -> None:
     source = """
-        import cv2, sklearn.svm, yaml, PIL.Image, google.protobuf.message, some_library.part, stagec.numpy
+        import cv2, sklearn.svm, yaml, PIL.Image, google.protobuf.message, some_library.part, stagec_arrays.numpy
         import tensorflow_probability.substrates.jax as tfp, orbax.export, orbax.checkpoint
         def predict(n: int): ...
         """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stagec.core.builds.specs import Limits
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.manifest import load_manifest, plan
 
 HEAD = """

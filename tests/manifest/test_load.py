@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from stagec.core.builds.specs import CudaTarget as CudaSpec
-from stagec.core.telling.errors import StagecError, nearest, show
+from stagec.core.messages.errors import StagecError, nearest, show
 from stagec.manifest import load_manifest, target_files
 from stagec.manifest.load import _PATTERNS, REFUSED
 from stagec.manifest.models import (

@@ -17,7 +17,7 @@ from textwrap import dedent
 import pytest
 
 from stagec.core.builds.specs import Limits, executable_spec, function_spec, to_json
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.hardware import cuda as gpus, tpu as tpus
 from stagec.manifest import Plan, describe, load_manifest, plan
 

@@ -173,7 +173,7 @@ def arrays(bundle: str, portable: str) -> None:
     own = stagec.device_put(X)
     assert {device.process_index for device in own.sharding.device_set} == {PROCESS_ID}
     assert type(stagec.load(bundle)["alone"](W, X)) is np.ndarray
-    import stagec.numpy as xp
+    import stagec_arrays.numpy as xp
 
     assert (xp.asarray([1.0]) + 1).sharding.device_set == own.sharding.device_set
     elsewhere = [device for device in stagec.devices("cpu") if device.process_index != PROCESS_ID]

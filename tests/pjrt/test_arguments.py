@@ -1,7 +1,7 @@
 """What is an array for a call: what it is for JAX. NumPy makes one of more objects, and drops what their classes add.
 
-Modules: `arrays/namespace/creation.py`, `arrays/namespace/promotion.py`, `frontends/array_tracer.py`, `pjrt/arrays.py`,
-`pjrt/calling_convention.py`, `pjrt/process_local.py`.
+Modules: `stagec_arrays/namespace/creation.py`, `stagec_arrays/namespace/promotion.py`,
+`stagec_arrays/frontend/staging.py`, `pjrt/arrays.py`, `pjrt/calling_convention.py`, `pjrt/process_local.py`.
 """
 
 import array
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec import numpy as xp
+from stagec_arrays import numpy as xp
 from tests.zoo import zoo as model
 
 W = np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)

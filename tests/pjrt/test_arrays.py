@@ -12,7 +12,7 @@ import pytest
 from jaxlib import xla_client
 
 import stagec
-import stagec.numpy as xp
+import stagec_arrays.numpy as xp
 from stagec.pjrt import clients
 from stagec.pjrt.arrays import put, single_device
 from stagec.pjrt.shardings import Sharding

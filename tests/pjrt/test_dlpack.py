@@ -17,7 +17,7 @@ import pytest
 from jaxlib import xla_client
 
 import stagec
-import stagec.numpy as xp
+import stagec_arrays.numpy as xp
 from stagec.pjrt.arrays import DeviceArray
 
 

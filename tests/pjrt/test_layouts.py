@@ -133,7 +133,7 @@ def test_calls_give_what_jax_gives(function: Drawn) -> None:
 
 def test_calls_on_two_devices_give_what_jax_gives() -> None:
     code = """
-import jax, tests.conftest
+import jax, conftest
 jax.config.update("jax_num_cpu_devices", 2)
 from tests.pjrt.test_layouts import test_calls_give_what_jax_gives
 test_calls_give_what_jax_gives()

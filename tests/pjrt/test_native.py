@@ -16,8 +16,8 @@ import pytest
 
 import stagec
 from stagec.bundle.description import Description
+from stagec.checking import trials
 from stagec.core.trees.tree import argument_path
-from stagec.loader import trials
 from stagec.pjrt.arrays import dtype_of
 from tests.building import ROOT
 from tests.zoo.inputs import cases

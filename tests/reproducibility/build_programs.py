@@ -66,7 +66,7 @@ def export(platform: str, out: Path, only: list[str]) -> None:
     import jax
     from programs import PROGRAMS
 
-    jax.config.update("jax_traceback_in_locations_limit", 0)  # as stagec.frontends.jax does
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # as stagec.frontends.jax.export does
     for name in shuffled(only or list(PROGRAMS)):
         function, avals = PROGRAMS[name]
         write(
@@ -80,7 +80,7 @@ def compile_all(platform: str, exported: Path, out: Path, only: list[str]) -> No
 
     hardware = target(platform)
     backend(platform).prepare_process(hardware)
-    from stagec.stages.building import compile_exported
+    from stagec.building.compilation import compile_exported
 
     def compile_one(name: str) -> None:
         spec = ExecutableSpec(name, "corpus", hardware, {})

@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).absolute().parent
 sys.path.insert(0, str(HERE.parent.parent / "compiler"))
 
-from stagec.reports.reproducibility import run_varied, variation  # noqa: E402  # found through the line above
+from stagec.audit.reproducibility import run_varied, variation  # noqa: E402  # found through the line above
 
 
 def build(number: int, scratch: Path, platform: str, only: list[str], python: str) -> dict[str, str]:

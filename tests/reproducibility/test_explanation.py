@@ -1,7 +1,7 @@
 """`stagec explain`: which components of two artifacts, or of an artifact and the current inputs, differ.
 
-Modules: `cli/explain.py`, `core/builds/components.py`, `reports/explanation.py`, `reports/inputs.py`,
-`stages/export_description.py`.
+Modules: `cli/explain.py`, `core/builds/components.py`, `audit/explanation.py`, `audit/inputs.py`,
+`building/export_description.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`stagec reproduce`: what it says of artifacts that can be built again, and of those that cannot.
 
-Modules: `cli/reproduce.py`, `reports/reproducibility.py`.
+Modules: `cli/reproduce.py`, `audit/reproducibility.py`.
 """
 
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from stagec.audit.reproducibility import first_difference
 from stagec.patches import another_cpu
-from stagec.reports.reproducibility import first_difference
 from tests.building import build, checked, stagec
 from tests.reproducibility.conftest import MODEL, write
 

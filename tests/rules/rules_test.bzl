@@ -43,8 +43,11 @@ def _plugins(target):
     words = command.split("--plugin ")[1:]
     return [word.split("=")[0] for word in words], [folder for word in words for folder in _folders(word)]
 
-def _command_problems(action, command, environments = ["stagec_python"]):
-    """How an action does not run the compiler as all must: flags, variables, and which environments it has as inputs."""
+def _command_problems(action, command, environments = ["stagec_python"], extension = ""):
+    """How an action does not run the compiler as all must: flags, variables, which environments and extensions are inputs.
+
+    An edit in an extension builds nothing again that does not have it.
+    """
     own = ["PYTHONPATH", "STAGEC_PYTHON_ABI", "STAGEC_PYTHON_VERSION"]
     environment = {name: value for name, value in action.env.items() if name not in own}
     inputs = [file.short_path for file in action.inputs.to_list()]
@@ -56,11 +59,16 @@ def _command_problems(action, command, environments = ["stagec_python"]):
         difference("ABI", action.env["STAGEC_PYTHON_ABI"].split("-")[0], "cpython") +
         difference("depends on Python's release", "STAGEC_PYTHON_VERSION" in action.env, command in ["export", "golden"]) +
         difference("environment", environment, _ENVIRONMENT) +
-        difference("PYTHONPATH", action.env["PYTHONPATH"].split("/")[-1], "site-packages:compiler") +
+        difference("PYTHONPATH", action.env["PYTHONPATH"].split("/")[-1], extension or "site-packages:compiler") +
+        difference("extensions", _extensions(inputs), [extension] if extension else []) +
         difference("packages", _repositories(action.env["PYTHONPATH"].split(":"), "site-packages"), environments) +
         difference("inputs", sorted(_repositories(inputs, "site-packages")), sorted(environments)) +
         difference("fingerprints", sorted(_repositories(inputs, "fingerprint.txt")), sorted(environments))
     )
+
+def _extensions(paths):
+    """The extensions that files are of, by their names."""
+    return {path.split("/")[2]: None for path in paths if path.startswith("compiler/extensions/")}.keys()
 
 def _launcher_problems(target, found, there):
     """How a program does not find the packages of the environments `found`, or has not all of `there` beside it."""
@@ -82,7 +90,7 @@ def _own_inputs(action):
     return sorted([
         file.basename
         for file in action.inputs.to_list()
-        if not file.short_path.startswith("compiler/stagec/") and
+        if not file.short_path.startswith(("compiler/stagec/", "compiler/extensions/")) and
            file.basename not in ("site-packages", "fingerprint.txt", "packages.json", "start.sh") and
            not file.basename.endswith(".params")
     ])
@@ -157,6 +165,7 @@ def _executable_test_impl(ctx):
     action = only_action(target, "StagecCompile")
     files = ["sample.f.cpu.batch8.json", "sample.f.cpu.batch8.stablehlo.mlirbc", "sample.f.cpu.batch8.xla"]
     outputs = sorted(files + ["sample.f.cpu.batch8.inventory.json", "sample.f.cpu.batch8.profile.json"])
+    timeline = only_action(target, "StagecTimeline")
     return verdict(
         ctx,
         difference("files", names(target.files), files) +
@@ -171,7 +180,13 @@ def _executable_test_impl(ctx):
         _text_problems(target, "hlo_before", "StagecLower", "sample.f.cpu.batch8.hlo_before.txt") +
         _text_problems(target, "hlo_after", "StagecOptimize", "sample.f.cpu.batch8.hlo_after.txt") +
         _text_problems(target, "hlo_proto", "StagecOptimize", "sample.f.cpu.batch8.hlo_after.pb") +
-        _text_problems(target, "timeline", "StagecOptimize", "sample.f.cpu.batch8.timeline.json") +
+        difference("timeline", names(target[OutputGroupInfo].timeline), ["sample.f.cpu.batch8.timeline.json"]) +
+        difference("inputs of the timeline", _own_inputs(timeline), [
+            "sample.f.cpu.batch8.hlo_after.txt",
+            "sample.f.cpu.batch8.json",
+            "sample.f.cpu.batch8.spec.json",
+        ]) +
+        _command_problems(timeline, "timeline", extension = "insight") +
         _command_problems(action, "compile"),
     )
 
@@ -388,7 +403,7 @@ def _report_test_impl(ctx):
         difference("inputs", _own_inputs(page), files) +  # nothing that differs every time
         difference("inputs with times", _own_inputs(timed), sorted(files + profiles)) +
         difference("what is in it", sorted([file.basename for file in page.inputs.to_list() if "/page/" in file.path]), drawn) +
-        _command_problems(page, "report"),
+        _command_problems(page, "report", extension = "insight"),
     )
 
 report_test = analysis_test(_report_test_impl)

@@ -22,8 +22,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 import stagec
 from stagec.bundle.description import DeviceAssignment
 from stagec.core.builds.specs import CpuTarget
+from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import parse_aval
-from stagec.core.telling.refusal import LoadError
 from stagec.stages.compiled import Compiled
 from stagec.stages.errors import CannotLower
 from stagec.stages.exported import Exported

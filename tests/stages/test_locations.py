@@ -1,6 +1,6 @@
 """XLA's errors, when a bundle is loaded or called, name the lines of the model where `.debug.mlir` is at hand.
 
-Modules: `cli/locate.py`, `frontends/source_locations.py`.
+Modules: `cli/locate.py`, `frontends/common/source_locations.py`.
 """
 
 import json

@@ -16,13 +16,14 @@ import pytest
 from jax import lax
 from jaxlib.mlir.dialects import stablehlo
 
+from stagec.building import compilation
 from stagec.core.builds.specs import CpuTarget, ExecutableSpec
+from stagec.core.messages.errors import StagecError
+from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import parse_aval
-from stagec.core.telling.errors import StagecError
-from stagec.core.telling.refusal import CallError
-from stagec.loader.serving import compile_exported
+from stagec.loader.load import compile_exported
 from stagec.pjrt.clients import devices
-from stagec.stages import building, mlir
+from stagec.stages import mlir
 from stagec.stages.errors import CannotLower, SizesDoNotFit
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import CALLING_CONVENTIONS, lower_exported
@@ -140,7 +141,7 @@ def test_sizes_of_dimensions_that_no_argument_has(zoo: Path) -> None:
     serialized = (zoo.parent / "zoo.mlp.exported").read_bytes()
     bucket = {"batch": 8, "btch": 1, "other": 2}
     with pytest.raises(StagecError) as error:
-        building.lower(serialized, ExecutableSpec("mlp", "m.toml", CpuTarget("cpu", "AVX2", 1, {}), bucket))
+        compilation.lower(serialized, ExecutableSpec("mlp", "m.toml", CpuTarget("cpu", "AVX2", 1, {}), bucket))
     assert str(error.value) == (
         'm.toml: functions.mlp.buckets.btch: no argument has a dimension "btch"\n'
         '  did you mean "batch"?\n'
@@ -155,7 +156,7 @@ def test_an_artifact_of_a_later_stablehlo(zoo: Path) -> None:
     later = re.sub(rb"StableHLO_v\d", b"StableHLO_v9", serialized)
     spec = ExecutableSpec("mlp", "m.toml", CpuTarget("cpu", "AVX2", 1, {}), {"batch": 8})
     with pytest.raises(StagecError) as error:
-        building.lower(later, spec)
+        compilation.lower(later, spec)
     made, here = re.search(rb"StableHLO_v([\d.]+)", later), stablehlo.get_current_version()
     assert made
     assert str(error.value) == (
@@ -163,7 +164,7 @@ def test_an_artifact_of_a_later_stablehlo(zoo: Path) -> None:
         f"reads {here} and older\n"
         "  let the lock of the build have the oldest jax and jaxlib: newer ones read what it exports"
     )
-    building.lower(serialized, spec)
+    compilation.lower(serialized, spec)
 
 
 def test_a_call_of_a_bundle_says_it_as_well(zoo: Path) -> None:

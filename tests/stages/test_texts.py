@@ -1,6 +1,6 @@
 """Programs as text, for a reader: StableHLO of one target and bucket, and HLO before and after XLA optimizes it.
 
-Modules: `stages/building.py`, `stages/mlir.py`.
+Modules: `building/compilation.py`, `stages/mlir.py`.
 """
 
 import dataclasses

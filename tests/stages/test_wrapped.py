@@ -1,6 +1,6 @@
 """`stagec.jit`: JAX's first stages in front of stagec's own.
 
-Modules: `frontends/exporting.py`, `frontends/jax_tracer.py`, `frontends/jit.py`, `frontends/staging.py`.
+Modules: `frontends/jax/exporting.py`, `frontends/jax/tracer.py`, `frontends/common/jit.py`, `frontends/staging.py`.
 """
 
 import collections
@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.core.messages.errors import StagecError
 from stagec.core.sizes.avals import parse_aval
-from stagec.core.telling.errors import StagecError
-from stagec.frontends.jit import Traced, Wrapped
+from stagec.frontends.common.jit import Traced, Wrapped
 from stagec.stages.info import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 from tests.conformance.views import portable

@@ -75,7 +75,7 @@ def compiled(installed: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 FIRST = [
     "__init__.py",
-    *(f"core/{name}.py" for name in ("__init__", "builds/__init__", "builds/version")),
+    *(f"core/{name}.py" for name in ("__init__", "builds/__init__", "builds/version", "faces")),
     *(f"worker/{name}.py" for name in ("__init__", "installed")),
 ]
 """What has been imported when byte code is looked for."""

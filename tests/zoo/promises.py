@@ -48,7 +48,7 @@ assert str(unsigned).endswith("the package cryptography, which is not installed:
 untraced = raised(lambda: stagec.jit(abs))
 assert str(untraced) == (
     f"stagec.jit needs the package jax, which is not installed: pip install jax=={jaxlib.__version__}, "
-    'or write frontend="arrays" for a function of stagec.numpy'
+    'or write frontend="arrays" for a function of stagec_arrays.numpy'
 )
 assert "jit" in dir(stagec)
 assert "Wrapped" in dir(stagec)

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).absolute().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "compiler")]
+SOURCES = [str(ROOT), str(ROOT / "compiler"), *map(str, sorted((ROOT / "compiler" / "extensions").glob("[!.]*/")))]
+"""Where stagec, its extensions and the tests' functions are imported from."""
+sys.path[:0] = SOURCES
 
 from tools.on_device import steps  # noqa: E402 - where it is known now
 
@@ -157,7 +159,7 @@ def _environment(output: Path) -> dict[str, str]:
     """
     from stagec.pjrt import packages
 
-    paths = [str(ROOT), str(ROOT / "compiler"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [*SOURCES, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     libraries = list(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
     for package in ("nvidia.cu13", "nvidia.cudnn", "nvidia.nccl"):
         folder = packages.folder(package)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stagec.core.telling.errors import show
+from stagec.core.messages.errors import show
 from stagec.hardware import cuda
 from tests import building
 from tests.building import ROOT

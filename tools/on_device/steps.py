@@ -57,7 +57,7 @@ def _bundle(folder: Path) -> Any:
 
 
 def _arguments(function: Any, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    from stagec.loader import trials
+    from stagec.checking import trials
 
     (description,) = function.descriptions
     return *trials.structured(function, description, trials.random_arguments(description, seed)), description
@@ -131,8 +131,8 @@ def _reasons(bundle: Any, name: str) -> str:
 def golden(folder: Path, out: Path) -> Iterator[Row]:
     """Results on the device against those of JAX on a CPU."""
     from stagec.bundle.archive import Archive
-    from stagec.core.telling.refusal import Refusal
-    from stagec.loader import golden as checking
+    from stagec.checking import golden as checking
+    from stagec.core.messages.refusal import Refusal
 
     archive = Archive(str(folder / "on_device.aot"))
     for name, function in archive.index["functions"].items():

@@ -38,13 +38,17 @@ def as_markdown(root: Path, names: Sequence[str]) -> str:
 
 @functools.cache
 def _public(root: Path) -> Mapping[str, griffe.Class | griffe.Function]:
-    """Return the public names of the package with what they are."""
-    package = griffe.load("stagec", search_paths=[root / "compiler"], allow_inspection=False)
-    assert isinstance(package, griffe.Module)
-    imported = {name: member for name, member in package.members.items() if isinstance(member, griffe.Alias)}
-    ours = {name: alias for name, alias in imported.items() if alias.target_path.startswith("stagec.")}
-    targets = {name: _target(alias) for name, alias in ours.items()}
-    return {name: item for name, item in targets.items() if isinstance(item, griffe.Class | griffe.Function)}
+    """Return the public names of stagec and of stagec_arrays with what they are."""
+    folders = [root / "compiler", root / "compiler" / "extensions" / "arrays"]
+    loader = griffe.GriffeLoader(search_paths=folders, allow_inspection=False)
+    named: dict[str, griffe.Class | griffe.Function] = {}
+    for package in map(loader.load, ("stagec", "stagec_arrays")):
+        assert isinstance(package, griffe.Module)
+        imported = {name: member for name, member in package.members.items() if isinstance(member, griffe.Alias)}
+        ours = {name: alias for name, alias in imported.items() if alias.target_path.startswith(f"{package.name}.")}
+        targets = {name: _target(alias) for name, alias in ours.items()}
+        named |= {name: item for name, item in targets.items() if isinstance(item, griffe.Class | griffe.Function)}
+    return named
 
 
 def _target(member: griffe.Object | griffe.Alias) -> griffe.Object:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from stagec.backends.options import suggestion
 from stagec.core.builds import compiler_options as options
 from stagec.core.builds.specs import CompilerOption
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.costs.links import Links
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, DoesNotFit, compile_options, refusal
 from stagec.backends.options import suggestion
-from stagec.core.builds import jax_entries
 from stagec.core.builds.platforms import PLATFORMS, Plugin
 from stagec.core.builds.specs import CompilerOption
+from stagec.jaxcache import jax_entries
 from stagec.patches import hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility, turns
 from stagec.pjrt.packages import library

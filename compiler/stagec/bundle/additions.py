@@ -17,7 +17,7 @@ from stagec.bundle import index as bundle_index
 from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, Content, Stored, encode_index, pieces, read_index
 from stagec.core.builds import naming
 from stagec.core.data.strict_json import difference, shown
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 
 MOST_ADDITIONS = 64
 """The most additions to one bundle, one after the other: stagec reads the index of each."""

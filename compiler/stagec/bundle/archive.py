@@ -24,7 +24,7 @@ from stagec.bundle import index, spelling
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces, sha256_of
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 
 FORMAT = 3
 """Version of the bundle format, if the bundle needs nothing of a later one.

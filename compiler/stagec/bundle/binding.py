@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from stagec.core.builds.specs import FunctionSpec
+from stagec.core.messages.errors import Problem, StagecError
 from stagec.core.sizes.avals import Aval, parse_aval
-from stagec.core.telling.errors import Problem, StagecError
 from stagec.core.trees.tree import Tree
 
 _LISTED = 20

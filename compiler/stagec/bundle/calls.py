@@ -9,8 +9,8 @@ from typing import Any
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST
 from stagec.core.data import strict_json
+from stagec.core.messages.calls import Call
 from stagec.core.sizes.avals import parse_aval
-from stagec.core.telling.calls import Call
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 

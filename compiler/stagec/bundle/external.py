@@ -17,8 +17,8 @@ from stagec.bundle import index
 from stagec.bundle.sources import in_pieces, sha256_of
 from stagec.core.data import reading, strict_json
 from stagec.core.data.reading import RegularFile
+from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import Aval, num_bytes, parse_aval
-from stagec.core.telling.refusal import LoadError
 from stagec.core.trees import json_shapes
 
 Check: TypeAlias = Literal["load", "use", "never"]

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from stagec.core.data import reading
 from stagec.core.data.reading import RegularFile
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 
 _PIECE = 1 << 20
 """Bytes to read at once from data that may be larger than memory."""

@@ -28,9 +28,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from stagec.core.builds import extensions
 from stagec.core.builds.version import VERSION
-from stagec.core.telling.errors import StagecError, missing_package, nearest, printable
-from stagec.core.telling.refusal import Refusal
+from stagec.core.messages.errors import StagecError, missing_package, nearest, printable
+from stagec.core.messages.refusal import Refusal
 
 if TYPE_CHECKING:
     from stagec.cli.files import Answer
@@ -41,14 +42,11 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "schema",
         "targets",
         "describe-device",
-        "autotune",
     ),
     "look at what was built": (
         "inspect",
         "stub",
         "size",
-        "report",
-        "profile",
         "locate",
         "baseline",
     ),
@@ -63,18 +61,12 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "run": (
         "run",
         "bench",
-        "serve",
-        "triton",
         "explain-load",
     ),
     "release": (
         "sign",
         "add-jaxlib",
         "verify",
-        "image",
-        "push",
-        "pull",
-        "kubernetes",
         "strip",
         "extract",
     ),
@@ -90,8 +82,9 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "provenance",
     ),
 }
-"""The commands, as people look for them."""
-COMMANDS = tuple(sorted(name for names in GROUPS.values() for name in names))
+"""The commands of the core, as people look for them."""
+COMMANDS = tuple(sorted([*(name for names in GROUPS.values() for name in names), *extensions.commands()]))
+"""All commands, also those of extensions that are not installed."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,13 +114,30 @@ def _summaries() -> str:
     for title, names in GROUPS.items():
         lines += ["", f"{title}:"]
         for name in names:
-            text = textwrap.wrap(_module(name).__doc__ or "", 96)
-            lines += [f"  {name:<18}{text[0]}", *(f"{'':20}{line}" for line in text[1:])]
+            lines += _row(name, _module(name).__doc__ or "")
+    for extension in extensions.EXTENSIONS:
+        if extension.commands:
+            lines += ["", f"{extension.about}{'' if extension.is_installed else f' ({extension.install})'}:"]
+            for name, about in extension.commands.items():
+                lines += _row(name, about)
     return "\n".join(lines)
 
 
+def _row(name: str, about: str) -> list[str]:
+    text = textwrap.wrap(about, 96)
+    return [f"  {name:<18}{text[0]}", *(f"{'':20}{line}" for line in text[1:])]
+
+
 def _module(command: str) -> ModuleType:
-    return importlib.import_module(f"stagec.cli.{command.replace('-', '_')}")
+    name = command.replace("-", "_")
+    if extension := extensions.of_command(command):
+        return extensions.imported(f"{extension.package}.commands.{name}", f"stagec {command}")
+    return importlib.import_module(f"stagec.cli.{name}")
+
+
+def _is_installed(command: str) -> bool:
+    extension = extensions.of_command(command)
+    return extension is None or extension.is_installed
 
 
 _EVERY = {"[--json]": "print the result as JSON on stdout"}
@@ -251,9 +261,12 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     if not named and not given[0].startswith(("-", "@")):
         parser.error(_no(f'command "{given[0]}"', given[0], COMMANDS, "stagec"))
+    if named and (extension := extensions.of_command(given[0])) and not extension.is_installed:
+        print(extension.missing(f"stagec {given[0]}"), file=sys.stderr)
+        return 2
     commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     parsers = {}
-    for name in named or COMMANDS:
+    for name in named or filter(_is_installed, COMMANDS):
         module = _module(name)
         subparser = parsers[name] = commands.add_parser(name, prog=f"stagec {name}", description=module.__doc__)
         subparser.words = given
@@ -283,7 +296,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 def _profiled(options: argparse.Namespace, command: str) -> int:
     from stagec.cli.files import write_whole
-    from stagec.core.telling import phases
+    from stagec.core.messages import phases
 
     phases.start()
     status = _run(options, command)

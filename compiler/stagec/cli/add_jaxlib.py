@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options, Sums, read_text, write_parts, write_whole
-from stagec.core.telling.errors import Problem, StagecError, blaming
+from stagec.core.messages.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
-    from stagec.bundle.provenance import Environment
+    from stagec.trust.provenance import Environment
 
 _REPORT = (
     "write one, and give it: python3 -m pip install --dry-run --ignore-installed --report packages.json -r YOUR.lock"
@@ -30,11 +30,12 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.bundle import attestation, provenance, sbom, writing
+    from stagec.audit import adding
+    from stagec.bundle import writing
     from stagec.bundle.archive import Archive, pieces
-    from stagec.core.telling.progress import Progress
+    from stagec.core.messages.progress import Progress
     from stagec.pjrt import compatibility
-    from stagec.reports import adding
+    from stagec.trust import attestation, provenance, sbom
 
     environments = []
     for path in options.packages:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stagec.cli.files import Answer, Options, read, write_whole
 from stagec.cli.options import INVENTORY, value
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 
 OPTIONS = {
     "bundle": "the bundle (.aot)",
@@ -22,7 +22,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import baselines, measurements
+    from stagec.audit import baselines, measurements
 
     archive = measurements.open_bundle(options.bundle)
     manifest = archive.index["name"]

@@ -31,9 +31,9 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     if options.start:
         return _start(options)
-    from stagec.core.telling.progress import Progress
-    from stagec.loader import latency, trials
-    from stagec.loader.serving import load
+    from stagec.checking import latency, trials
+    from stagec.core.messages.progress import Progress
+    from stagec.loader.load import load
 
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -68,8 +68,8 @@ def run(options: Options) -> Answer:
 def _start(options: Options) -> Answer:
     """Load, call once, and say the seconds of both and of imports, as JSON."""
     began = time.perf_counter()
-    from stagec.loader import trials
-    from stagec.loader.serving import load
+    from stagec.checking import trials
+    from stagec.loader.load import load
 
     imported = time.perf_counter()
     bundle = load(options.bundle, options.target, policy="executable_only")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagec.cli.files import Answer, Options, Sums, on_disk, pair, read, read_text, read_weights, split, write_parts
-from stagec.core.telling.errors import Problem, StagecError, blaming
+from stagec.core.messages.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Content
@@ -33,7 +33,7 @@ def preload() -> None:
 
 def run(options: Options) -> Answer:
     from stagec.core.builds import specs
-    from stagec.core.telling import phases
+    from stagec.core.messages import phases
 
     with phases.phase("import"):
         from stagec.bundle.archive import INDEX, content, pieces
@@ -66,7 +66,7 @@ def run(options: Options) -> Answer:
 
 def _check_served(index: bytes, requirements: Sequence[str], function_specs: Mapping[str, FunctionSpec]) -> None:
     """Raise StagecError if a bundle lacks executables of a jaxlib that its manifest names in `serves`."""
-    from stagec.bundle import fleet
+    from stagec.trust import fleet
 
     rows = fleet.serves(json.loads(index), [fleet.release(requirement, "--serves") for requirement in requirements])
     manifest = next((spec.manifest for spec in function_specs.values()), "")

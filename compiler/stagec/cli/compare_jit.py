@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from stagec.cli.files import Answer, Options
 from stagec.cli.forks import Forks
 from stagec.cli.options import MANIFEST_IMPORT_ROOTS, WEIGHTS, value
-from stagec.core.telling.errors import Problem, StagecError, printable
+from stagec.core.messages.errors import Problem, StagecError, printable
 
 if TYPE_CHECKING:
-    from stagec.reports.inputs import Inputs
+    from stagec.audit.inputs import Inputs
 
 OPTIONS = {
     "bundle": "the bundle (.aot)",
@@ -27,12 +27,15 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
+    from stagec.audit import inputs
     from stagec.core.builds.specs import CpuTarget
-    from stagec.reports import inputs
 
     options.import_root = options.import_root or ["."]
     rows: list[dict[str, Any]] = []
-    with Forks("stagec.cli.golden:preload") as jax, Forks("stagec.loader.serving", "stagec.loader.trials") as bundle:
+    # The preload of golden results also has XLA leave out kernels that it uses where a bundle runs.
+    tracing = "stagec.backends.cpu.eager:prepare_libraries", "stagec.frontends.common.frontend:preload"
+    running = "stagec.loader.load", "stagec.checking.trials"
+    with Forks(*tracing, "stagec.frontends.golden") as jax, Forks(*running) as bundle:
         planned = inputs.read(options.manifest, options.import_root, command=lambda words, _: jax.run(words))
         if planned is None:
             write = "give the .toml that the bundle is made from"

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from stagec.cli.files import Options, read, read_text, write_whole
 from stagec.cli.options import value
-from stagec.core.builds import naming
 from stagec.core.builds.specs import ExecutableSpec, executable_spec
-from stagec.core.telling import phases
-from stagec.core.telling.errors import StagecError, blaming
+from stagec.core.messages import phases
+from stagec.core.messages.errors import StagecError, blaming
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
@@ -38,7 +37,6 @@ OPTIONS = {
     "[--hlo-after HLO_AFTER]": "where to write it as HLO text, after that; within its limits or not",
     "[--hlo-proto HLO_PROTO]": "where to write that as XLA's HloModuleProto, with the elements of constants",
     "[--ptx PTX]": "where to write its kernels for NVIDIA devices as PTX, of which XLA makes code",
-    "[--timeline TIMELINE]": "where to write an estimate of what a device does when, as a trace",
     "[--jax-entry JAX_ENTRY]": "where to write the names that it has in JAX's compilation cache, as JSON",
     "[--machine FINGERPRINT]...": "a machine to name it for there: what python -m stagec.jax_cache prints",
     "[--label LABEL]": value("what messages call it: the label of a Bazel target", ""),
@@ -46,7 +44,7 @@ OPTIONS = {
 
 
 def preload() -> None:
-    import stagec.stages.building
+    import stagec.building.compilation
     import stagec.stages.compiling
     import stagec.stages.serialization  # noqa: F401
     from stagec.backends.cpu import compiler as cpu
@@ -66,7 +64,7 @@ def run(options: Options) -> None:
             _write_entry(options, spec, serialized)
             return
         if options.components:
-            from stagec.stages.building import made_from
+            from stagec.building.compilation import made_from
 
             write_whole(options.components, json.dumps(made_from(serialized, spec, lowered_for)).encode())
             return
@@ -78,8 +76,8 @@ def run(options: Options) -> None:
 
 
 def _write_entry(options: Options, spec: ExecutableSpec, serialized: bytes) -> None:
-    from stagec.core.builds import jax_entries
-    from stagec.stages.for_jax import compile_for_jax
+    from stagec.building.for_jax import compile_for_jax
+    from stagec.jaxcache import jax_entries
 
     with blaming(options.jax_key, "let stagec export write it again", "not a key of JAX's compilation cache: "):
         keys = jax_entries.Key.read(serialized)
@@ -90,17 +88,16 @@ def _write_entry(options: Options, spec: ExecutableSpec, serialized: bytes) -> N
 
 def _write_texts(options: Options, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
-        from stagec.stages import building
+        from stagec.building import compilation
 
     if options.stablehlo or options.hlo_before:
-        _, lowered = building.lower(serialized, spec, lowered_for)
+        _, lowered = compilation.lower(serialized, spec, lowered_for)
         _write(options.stablehlo, lambda: lowered.as_text("stablehlo").encode())
         _write(options.hlo_before, lambda: lowered.as_text("hlo").encode())
-    if options.hlo_after or options.hlo_proto or options.timeline or options.ptx:
-        compiled, ptx = _optimized(building.optimize, serialized, spec, lowered_for)
+    if options.hlo_after or options.hlo_proto or options.ptx:
+        compiled, ptx = _optimized(compilation.optimize, serialized, spec, lowered_for)
         _write(options.hlo_after, lambda: compiled.as_text().encode())
         _write(options.hlo_proto, compiled.optimized.as_serialized_hlo_module_proto)
-        _write(options.timeline, lambda: _timeline(compiled, spec).encode())
         _write(options.ptx, ptx.encode)
 
 
@@ -125,21 +122,11 @@ def _optimized(
         return compiled, "\n".join(sorted(filter(None, (path.read_text() for path in Path(scratch).glob("*.ptx")))))
 
 
-def _timeline(compiled: Compiled, spec: ExecutableSpec) -> str:
-    from stagec.backends.compilation import backend
-    from stagec.reports import timelines
-
-    name = f"{naming.artifact(spec.function, spec.variant)} for {spec.target.name}"
-    name = ", ".join(filter(None, (name, naming.bucket(spec.bucket))))
-    hardware = backend(spec.target.platform).hardware(spec.target)
-    return timelines.of(name, compiled.as_text(), compiled.description, hardware)
-
-
 def _write_executable(options: Options, spec: ExecutableSpec, serialized: bytes, lowered_for: bytes) -> None:
     with phases.phase("import"):
-        from stagec.stages import inventory
-        from stagec.stages.building import compile_exported, notice
-        from stagec.stages.limits import advice
+        from stagec.building import inventory
+        from stagec.building.compilation import compile_exported, notice
+        from stagec.building.limits import advice
 
     started = time.monotonic()
     compiled = compile_exported(serialized, spec, lowered_for, bool(options.inventory))

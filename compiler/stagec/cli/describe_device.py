@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagec.cli.files import Answer, Options, write_whole
-from stagec.core.telling.errors import mistake
+from stagec.core.messages.errors import mistake
 
 OPTIONS = {
     "[--output OUTPUT]": "write the description to this file instead of stdout",

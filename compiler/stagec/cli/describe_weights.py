@@ -6,7 +6,7 @@ import json
 import sys
 
 from stagec.cli.files import Answer, Options, write_whole
-from stagec.core.telling.errors import blaming
+from stagec.core.messages.errors import blaming
 
 OPTIONS = {
     "weights": "a safetensors file",

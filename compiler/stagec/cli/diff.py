@@ -11,7 +11,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import comparison
+    from stagec.audit import comparison
 
     report = comparison.compare(options.first, options.second)
     return Answer(report, comparison.as_text(report), 0 if report["equal"] else 1)

@@ -20,7 +20,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import explanation
+    from stagec.audit import explanation
 
     # What a plugin's executables are made from is its version too; but tracing would import it, and show that.
     packages = list(sys.path)

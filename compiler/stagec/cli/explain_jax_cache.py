@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stagec.cli.files import Answer, Options, read_text
-from stagec.core.builds import jax_entries
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
+from stagec.jaxcache import jax_entries
 
 OPTIONS = {
     "log": "what the program writes to stderr with JAX_LOGGING_LEVEL=DEBUG",
@@ -15,7 +15,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import jax_misses
+    from stagec.jaxcache import jax_misses
 
     index = str(Path(options.folder, jax_entries.INDEX))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagec.cli.files import Answer, Options
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 
 OPTIONS = {
     "bundle": "a bundle (.aot)",
@@ -14,13 +14,13 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.core.telling.refusal import LoadError
-    from stagec.loader import serving
+    from stagec.core.messages.refusal import LoadError
+    from stagec.loader import load
     from stagec.loader.selection import Policy
 
     policy: Policy = "executable_only" if options.executable_only else "allow_compile"
     try:
-        selections = serving.explain(options.bundle, options.target, policy).selections()
+        selections = load.explain(options.bundle, options.target, policy).selections()
     except LoadError as error:
         what = str(error).removeprefix(f"{options.bundle}: ")
         raise StagecError(Problem(options.bundle, "", f"{what} ({error.code})")) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -34,16 +33,15 @@ def preload() -> None:
     from stagec.backends.cpu import eager
 
     eager.prepare_process()
-    from stagec.frontends import frontend
+    from stagec.building import by_device, export_description  # noqa: F401
+    from stagec.frontends import constants  # noqa: F401
+    from stagec.frontends.common import frontend, reads  # noqa: F401
+    from stagec.stages import serialization  # noqa: F401
 
     frontend.preload()
     eager.find_code()
-    for name in ("frontends.constants", "frontends.reads"):
-        importlib.import_module(f"stagec.{name}")
-    for name in ("stages.by_device", "stages.export_description", "stages.serialization"):
-        importlib.import_module(f"stagec.{name}")
     if "jax" in sys.modules:
-        from stagec.frontends import warming
+        from stagec.frontends.jax import warming
 
         warming.warm()
 
@@ -54,6 +52,8 @@ def run(options: Options) -> Answer | None:
     if options.as_another_machine:
         eager.be_another_machine()
     eager.prepare_process()
+    if options.unread:
+        eager.find_code()  # it calls native code, which a model does not
     with telling_unread(options):
         from stagec.core.builds import specs
 
@@ -64,18 +64,18 @@ def run(options: Options) -> Answer | None:
 
 def _export(options: Options, spec: FunctionSpec) -> Answer | None:
     from stagec.core.builds import specs
-    from stagec.core.telling import phases
+    from stagec.core.messages import phases
 
     if options.jax_key:
-        from stagec.frontends import jax
+        from stagec.frontends.jax import export
 
         executable = specs.executable_spec(read_text(options.executable))
         ways = [[] if way == "none" else [*map(int, way.split(","))] for way in options.committed or ["none"]]
-        keys = jax.jax_keys(spec, executable, options.import_root, ways)
+        keys = export.jax_keys(spec, executable, options.import_root, ways)
         write_whole(options.jax_key, b"".join(key.to_bytes() for key in keys))
         return None
     with phases.phase("import"):
-        from stagec.frontends.frontend import frontend as frontend_of
+        from stagec.frontends.common.frontend import frontend as frontend_of
 
         frontend = frontend_of(spec)
     if options.debug_output:
@@ -102,7 +102,7 @@ def _export(options: Options, spec: FunctionSpec) -> Answer | None:
         write_whole(options.lowered, lowered_for)
     if options.description:
         with phases.phase("import"):
-            from stagec.stages import export_description
+            from stagec.building import export_description
 
         versions = frontend.versions(spec)
         description = export_description.describe(spec, serialized, versions, bound, large, parameters)

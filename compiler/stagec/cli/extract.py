@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagec.cli.files import Answer, Options, Sums, write_below
-from stagec.core.telling.errors import Problem, StagecError, nearest
+from stagec.core.messages.errors import Problem, StagecError, nearest
 
 OPTIONS = {
     "bundle": "the bundle (.aot)",

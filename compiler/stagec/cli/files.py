@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from stagec.core.data import reading, writing
-from stagec.core.telling.errors import Problem, StagecError, blaming, mistake, printable
+from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, printable
 
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor

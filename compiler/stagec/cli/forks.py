@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from stagec.core.builds import actions
-from stagec.core.telling.errors import mistake
+from stagec.core.messages.errors import mistake
 
 OPTION = "--forks"
 """The first word of the process's command line; modules follow."""

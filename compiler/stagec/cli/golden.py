@@ -33,7 +33,7 @@ def preload() -> None:
     eager.prepare_process()
     import stagec.bundle.binding
     import stagec.frontends.golden  # noqa: F401
-    from stagec.frontends import frontend
+    from stagec.frontends.common import frontend
 
     frontend.preload()
     eager.find_code()
@@ -46,6 +46,8 @@ def run(options: Options) -> Answer:
         eager.be_another_machine()
     if options.on_cpu_of is None:
         eager.prepare_process()
+    if options.unread:
+        eager.find_code()  # it calls native code, which a model does not
     with telling_unread(options):
         return _golden(options)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options
 from stagec.cli.options import value
-from stagec.core.telling.errors import Problem, StagecError, mistake
+from stagec.core.messages.errors import Problem, StagecError, mistake
 
 if TYPE_CHECKING:
     from stagec.manifest.inference import Function

@@ -17,7 +17,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import inspection
+    from stagec.audit import inspection
 
     report = inspection.inspect(options.file, options.ptx, options.sass)
     return Answer(report, report.get("code") or inspection.as_text(report, options.flat))

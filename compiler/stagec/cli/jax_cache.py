@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stagec.cli.files import Answer, Options, read, read_text, split, write_below, write_whole
 from stagec.cli.options import value
-from stagec.core.builds import jax_entries
-from stagec.core.telling.errors import Problem, StagecError, blaming
+from stagec.core.messages.errors import Problem, StagecError, blaming
+from stagec.jaxcache import jax_entries
 
 OPTIONS = {
     "[--manifest MANIFEST]": value("what messages call the manifest", ""),

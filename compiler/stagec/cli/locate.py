@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagec.cli.files import Answer, Options
-from stagec.core.telling.errors import blaming
+from stagec.core.messages.errors import blaming
 
 OPTIONS = {
     "file": "the module with source locations (.debug.mlir)",

@@ -75,7 +75,7 @@ def telling_unread(options: Options) -> Iterator[None]:
         yield
         return
     from stagec.core.builds import imports
-    from stagec.frontends.reads import Reads
+    from stagec.frontends.common.reads import Reads
 
     reads = Reads()
     yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stagec.cli.files import Answer, Options, digest, read, read_text, split, write_whole
-from stagec.core.telling.errors import blaming
+from stagec.core.messages.errors import blaming
 
 OPTIONS = {
     "--bundle BUNDLE": "the bundle (.aot)",
@@ -19,13 +19,13 @@ OPTIONS = {
 
 
 def preload() -> None:
-    import stagec.bundle.provenance
-    import stagec.bundle.sbom  # noqa: F401
+    import stagec.trust.provenance
+    import stagec.trust.sbom  # noqa: F401
 
 
 def run(options: Options) -> Answer:
-    from stagec.bundle import provenance, sbom
     from stagec.bundle.archive import Archive
+    from stagec.trust import provenance, sbom
 
     environments = []
     for path in options.packages:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stagec.cli.files import Answer, Options, write_whole
 from stagec.cli.options import value
-from stagec.core.telling.errors import mistake
+from stagec.core.messages.errors import mistake
 
 OPTIONS = {
     "bundle": "the bundle (.aot)",
@@ -22,7 +22,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import rebuilding
+    from stagec.audit import rebuilding
 
     root = Path(options.root)
     rebuilt = rebuilding.rebuild(options.bundle, options.statement, root, _bazel(options, root), options.target)

@@ -18,9 +18,9 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
+    from stagec.audit.reproducibility import Executable, Export, reproduce
     from stagec.backends.cpu import eager
-    from stagec.core.telling.progress import Progress
-    from stagec.reports.reproducibility import Executable, Export, reproduce
+    from stagec.core.messages.progress import Progress
 
     exports, executables = [], []
     lowered = {name: Path(file).absolute() for name, file in map(pair, options.lowered)}

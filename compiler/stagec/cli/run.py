@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stagec.cli.files import Answer, Options, read, read_arrays, write_whole
+from stagec.cli.files import Answer, Options, read_arrays, write_whole
 from stagec.cli.options import WEIGHTS, value
-from stagec.core.telling.errors import Problem, StagecError, mistake
+from stagec.core.messages.errors import Problem, StagecError, mistake
 
 if TYPE_CHECKING:
-    from stagec.loader import golden
+    from stagec.checking import golden
+
+    Outcome: TypeAlias = golden.Check | golden.Skipped | golden.Refused
 
 OPTIONS = {
     "bundle": "the bundle (.aot)",
@@ -23,10 +25,6 @@ OPTIONS = {
         "make arguments, for the function's first bucket",
         "compare what runs on this machine with the inputs and outputs in the bundle",
     ),
-    "[--optimized [FUNCTION ...]]": "of --golden: run on CPUs what compilers decided for devices, of these functions "
-    "or of all",
-    "[--hlo EXECUTABLE=FILE]...": "of --optimized: the program of an executable that does not have it, such as "
-    "mlp.v5e-2x2, as stagec compile --hlo-proto writes it",
     "[--platform PLATFORM]": "of --golden: compare executables for this platform alone, such as cuda",
     "[--allow-skipped]": "of --golden: no mistake if this machine can run nothing of it",
     "[--bucket DIM=SIZE ...]": value("of --random: another bucket", []),
@@ -40,9 +38,9 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     import numpy as np
 
-    from stagec.core.telling.progress import Progress
-    from stagec.loader import trials
-    from stagec.loader.serving import load
+    from stagec.checking import trials
+    from stagec.core.messages.progress import Progress
+    from stagec.loader.load import load
 
     if options.golden:
         return _compare(options)
@@ -73,42 +71,44 @@ def run(options: Options) -> Answer:
 
 def _compare(options: Options) -> Answer:
     """Compare with golden outputs; the status is 1 where one differs."""
-    from stagec.core.telling.progress import Progress
-    from stagec.loader import golden
+    from stagec.bundle.archive import Archive
+    from stagec.checking import golden
 
-    outcomes = []
-    with Progress("run --golden") as progress:
-        for outcome in _outcomes(options):
-            outcomes.append(outcome)
+    outcomes = golden.check(Archive(options.bundle), options.function, options.platform, options.weights)
+    return compared(outcomes, "run --golden", options.bundle, options.function, options.allow_skipped)
+
+
+def compared(
+    outcomes: Iterable[Outcome], command: str, bundle: str, function: str | None, allow_skipped: bool
+) -> Answer:
+    """Return the answer of a command that compares with golden outputs; the status is 1 where one differs.
+
+    function: the only one; None: all. Where Bazel runs a test, its file of results is written too. Raises StagecError
+    where nothing was compared; with `allow_skipped`, skipped targets are not a mistake.
+    """
+    from stagec.checking import golden
+    from stagec.core.messages.progress import Progress
+
+    rows: list[Outcome] = []
+    with Progress(command) as progress:
+        for outcome in outcomes:
+            rows.append(outcome)
             if isinstance(outcome, golden.Check):
                 progress.step(f"{outcome.function} for {outcome.target}")
-    checks = [outcome for outcome in outcomes if isinstance(outcome, golden.Check)]
-    skipped = [outcome for outcome in outcomes if isinstance(outcome, golden.Skipped)]
-    refused = [outcome for outcome in outcomes if isinstance(outcome, golden.Refused)]
-    if not checks and not refused and not (skipped and options.allow_skipped):
-        of = f" of {options.function}" if options.function else ""
+    checks = [row for row in rows if isinstance(row, golden.Check)]
+    skipped = [row for row in rows if isinstance(row, golden.Skipped)]
+    refused = [row for row in rows if isinstance(row, golden.Refused)]
+    if not checks and not refused and not (skipped and allow_skipped):
+        of = f" of {function}" if function else ""
         what = f"no golden inputs{of} for what runs on this machine"
         write = "\n".join(target.as_text() for target in skipped) or "write golden = {} for it in the manifest"
-        raise StagecError(Problem(options.bundle, "", what, write))
+        raise StagecError(Problem(bundle, "", what, write))
     if "XML_OUTPUT_FILE" in os.environ:
         write_whole(os.environ["XML_OUTPUT_FILE"], _as_junit(checks, skipped, refused))
-    order = (golden.Check, golden.Skipped, golden.Refused)
-    text = "".join(f"{row.as_text()}\n" for row in sorted(outcomes, key=lambda row: order.index(type(row))))
-    rows, left, without = ([dataclasses.asdict(row) for row in part] for part in (checks, skipped, refused))
-    told = {"kind": "golden", "checks": rows, "skipped": left, **({"refused": without} if refused else {})}
+    text = "".join(f"{row.as_text()}\n" for part in (checks, skipped, refused) for row in part)
+    first, left, without = ([dataclasses.asdict(row) for row in part] for part in (checks, skipped, refused))
+    told = {"kind": "golden", "checks": first, "skipped": left, **({"refused": without} if refused else {})}
     return Answer(told, text, 0 if not refused and all(check.ok for check in checks) else 1)
-
-
-def _outcomes(options: Options) -> Iterator[golden.Check | golden.Skipped | golden.Refused]:
-    from stagec.bundle.archive import Archive
-    from stagec.loader import golden
-
-    archive = Archive(options.bundle)
-    if options.optimized is None:
-        return golden.check(archive, options.function, options.platform, options.weights)
-    programs = {name: read(file) for name, _, file in (word.partition("=") for word in options.hlo)}
-    asked = [*filter(None, [options.function]), *options.optimized]
-    return golden.check_optimized(archive, asked, options.platform, options.weights, programs)
 
 
 def _as_junit(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options, read, write_whole
-from stagec.core.telling.errors import Problem, StagecError, blaming
+from stagec.core.messages.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
-    from stagec.bundle.keys import PrivateKey
+    from stagec.trust.keys import PrivateKey
 
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
@@ -32,10 +32,10 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.bundle import attestation, keys, signing
     from stagec.bundle.archive import Archive
-    from stagec.bundle.attestation import Statement
-    from stagec.bundle.dsse import Envelope
+    from stagec.trust import attestation, keys, signing
+    from stagec.trust.attestation import Statement
+    from stagec.trust.dsse import Envelope
 
     def passphrase() -> bytes:
         try:
@@ -59,8 +59,9 @@ def run(options: Options) -> Answer:
 
 
 def _sign_files(options: Options, key: PrivateKey) -> Answer:
-    from stagec.bundle import external, keys, model_signing
+    from stagec.bundle import external
     from stagec.bundle.archive import Archive
+    from stagec.trust import keys, model_signing
 
     output = options.output or f"{options.bundle}{model_signing.SUFFIX}"
     path = Path(options.bundle)

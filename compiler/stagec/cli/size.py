@@ -15,12 +15,12 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import measurements, overview
-    from stagec.stages.limits import in_bytes
+    from stagec.audit import measurements
+    from stagec.building.limits import in_bytes
 
     archive = measurements.open_bundle(options.bundle)
     size = Path(options.bundle).stat().st_size
-    rows = sorted(overview.sizes(archive, size, None), key=lambda row: -row[2])
+    rows = sorted(measurements.sizes(archive, size, None), key=lambda row: -row[2])
     ok = options.most is None or size <= options.most
     limit = ""
     if options.most is not None:

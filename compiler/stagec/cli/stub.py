@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from stagec.cli.files import Answer, Options, write_whole
-from stagec.core.telling.errors import Problem, StagecError, blaming
+from stagec.core.messages.errors import Problem, StagecError, blaming
 
 OPTIONS = {
     "bundle": "a bundle (.aot)",
@@ -15,7 +15,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.reports import measurements, stubs
+    from stagec.audit import measurements, stubs
 
     output = options.output
     if output and (not output.endswith(".pyi") or not Path(output).stem.isidentifier()):

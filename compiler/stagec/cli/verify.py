@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stagec.cli.files import Answer, Options
 from stagec.cli.options import WEIGHTS, value
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 
 OPTIONS = {
     "bundle": "the bundle (.aot)",
@@ -23,7 +23,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.bundle import fleet, verification
+    from stagec.trust import fleet, verification
 
     if not options.key:
         for option, given in {

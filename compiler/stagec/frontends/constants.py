@@ -9,10 +9,10 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from stagec.core.builds.specs import FunctionSpec
+from stagec.core.messages.errors import Problem
 from stagec.core.sizes.avals import DTYPES, Aval, num_bytes
-from stagec.core.telling.errors import Problem
 from stagec.frontends import stablehlo
-from stagec.frontends.frontend import NamedArray
+from stagec.frontends.common.frontend import NamedArray
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
 

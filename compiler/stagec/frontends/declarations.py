@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from stagec.core.builds.specs import FunctionSpec
+from stagec.core.messages.calls import Call, State
+from stagec.core.messages.errors import StagecError, nearest
 from stagec.core.sizes.size import names_in
-from stagec.core.telling.calls import Call, State
-from stagec.core.telling.errors import StagecError, nearest
 from stagec.core.trees.tree import argument_path
 from stagec.stages.exported import Exported
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from stagec.bundle.safetensors import Tensor
+from stagec.checking import trials
 from stagec.core.builds.specs import FunctionSpec
+from stagec.core.messages.errors import StagecError, nearest
 from stagec.core.sizes.avals import DTYPES, Aval, evaluate_shape, physical
-from stagec.core.telling.errors import StagecError, nearest
 from stagec.core.trees.tree import argument_path
-from stagec.frontends import user_code
-from stagec.frontends.frontend import frontend
-from stagec.loader import trials
+from stagec.frontends.common import user_code
+from stagec.frontends.common.frontend import frontend
 from stagec.pjrt.arrays import dtype_of
 from stagec.stages.exported import Exported
 

@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.sizes.avals import DTYPES, Aval, mlir_name
 from stagec.core.trees.tree import LEAF, Tree
-from stagec.frontends.frontend import NamedArray, versions as versions
+from stagec.frontends.common.frontend import NamedArray, versions as versions
 from stagec.pjrt import custom_calls
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
@@ -112,7 +112,7 @@ def results(
     import jax  # as another process would call it; nothing else here needs JAX
     import jax.export
 
-    from stagec.frontends import evaluation
+    from stagec.frontends.jax import evaluation
 
     def reference() -> tuple[Callable[..., Any], Any]:
         jax.config.update("jax_enable_x64", True)  # a module has the dtypes that it has

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
+from stagec.core.builds import extensions
 from stagec.core.builds.frontends import TRACERS
 from stagec.core.builds.specs import CompilerOption
-from stagec.core.telling.errors import either, missing_package, near
+from stagec.core.messages.errors import either, missing_package, near
 
 if TYPE_CHECKING:
-    from stagec.frontends.jit import Traced, Tracing
+    from stagec.frontends.common.jit import Traced, Tracing
     from stagec.stages.lowered import Lowered
 
 P = ParamSpec("P")
@@ -103,7 +104,7 @@ def jit(
         raises for all callbacks. If an environment variable turns off those of a library, set it before you import the
         library.
     frontend: the tracer of the function. "jax" means JAX. "arrays" means stagec itself, for functions of
-        `stagec.numpy`; these cannot have callbacks.
+        `stagec_arrays.numpy`; these cannot have callbacks.
 
     Raises TypeError for `device`, `backend` and `abstracted_axes`, and explains the alternative; ValueError for another
     `host_callbacks` or `frontend`; and ModuleNotFoundError if `frontend` is "jax" and JAX is not installed.
@@ -127,7 +128,7 @@ def jit(
         host_callbacks=host_callbacks,
         refused=tuple(refused),
     )
-    from stagec.frontends.jit import Wrapped
+    from stagec.frontends.common.jit import Wrapped
 
     def wrap(fun: Callable[..., Any]) -> Wrapped:
         return Wrapped(fun, tracer(fun))
@@ -138,17 +139,15 @@ def jit(
 def _tracers(frontend: str) -> Callable[..., Callable[[Callable[..., Any]], Tracing]]:
     """Return a function that takes the parameters of `jit`, refuses unsupported ones, and makes tracers."""
     if frontend not in TRACERS:
-        raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either(TRACERS)}'}")
-    if frontend == "arrays":
-        from stagec.frontends import array_tracer
-
-        return array_tracer.tracers
+        raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either([*TRACERS])}'}")
     try:
-        from stagec.frontends import jax_tracer
+        tracers: Callable[..., Callable[[Callable[..., Any]], Tracing]] = extensions.imported(
+            TRACERS[frontend].tracer, f"stagec.jit(frontend={frontend!r})"
+        ).tracers
     except ModuleNotFoundError as error:
         sentence = missing_package(error, "stagec.jit")
         if sentence is None:
             raise
-        instead = 'or write frontend="arrays" for a function of stagec.numpy'
+        instead = 'or write frontend="arrays" for a function of stagec_arrays.numpy'
         raise ModuleNotFoundError(f"{sentence}, {instead}", name=error.name) from None
-    return jax_tracer.tracers
+    return tracers

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from stagec.core.telling.errors import Problem, StagecError, nearest
+from stagec.core.messages.errors import Problem, StagecError, nearest
 from stagec.hardware.cuda_devices import Device
 
 VERSION = 3

@@ -6,7 +6,7 @@ import importlib
 
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import TargetSpec
-from stagec.core.telling.errors import mistake, near
+from stagec.core.messages.errors import mistake, near
 from stagec.hardware.tables import Entry, Hardware
 
 

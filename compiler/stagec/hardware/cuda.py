@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from stagec.core.builds.specs import CudaTarget
-from stagec.core.telling.errors import Problem, StagecError, near
+from stagec.core.messages.errors import Problem, StagecError, near
 from stagec.hardware import cuda_devices, tables
 from stagec.hardware.cuda_devices import Device
 from stagec.hardware.tables import Entry, Hardware

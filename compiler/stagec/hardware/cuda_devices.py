@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from stagec.core.telling.errors import Problem, StagecError, nearest, show
+from stagec.core.messages.errors import Problem, StagecError, nearest, show
 
 CAPABILITY = re.compile(r"(\d+)\.(\d)([af]?)")
 """A compute capability: major, minor, and the features that only this architecture or family has."""

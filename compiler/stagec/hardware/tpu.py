@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from stagec.core.builds.specs import TpuTarget
-from stagec.core.telling.errors import either
+from stagec.core.messages.errors import either
 from stagec.hardware import tables
 from stagec.hardware.cuda_devices import REMARKS
 from stagec.hardware.tables import Entry, Hardware

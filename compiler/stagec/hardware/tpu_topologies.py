@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.core.telling.errors import Problem, StagecError, nearest
+from stagec.core.messages.errors import Problem, StagecError, nearest
 
 
 @dataclass(frozen=True)

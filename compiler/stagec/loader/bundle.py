@@ -15,8 +15,8 @@ from jaxlib import _jax
 
 from stagec.bundle import spelling
 from stagec.bundle.archive import Archive
+from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.sizes.avals import Aval, parse_aval, physical
-from stagec.core.telling.refusal import CallError, LoadError
 from stagec.core.trees.node_types import NodeTypes, Types
 from stagec.loader.function import Function
 from stagec.loader.loaded import Compile, Loaded, Once
@@ -28,7 +28,7 @@ from stagec.pjrt.weights import Weights
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
-    from stagec.bundle.keys import Key
+    from stagec.trust.keys import Key
 
 
 class Bundle(Mapping[str, Function]):
@@ -152,7 +152,7 @@ class Bundle(Mapping[str, Function]):
         """
         import copy
 
-        from stagec.bundle import replacing  # most processes keep the weights that they load
+        from stagec.loader import replacing  # most processes keep the weights that they load
 
         loaded = self._loaded
         archive = loaded.archive
@@ -264,7 +264,7 @@ class Bundle(Mapping[str, Function]):
         return list(self._families)
 
     def _unknown(self, name: str, names: Collection[str]) -> KeyError:
-        from stagec.core.telling.errors import nearest, show  # most processes need none
+        from stagec.core.messages.errors import nearest, show  # most processes need none
 
         # KeyError shows the `repr` of its string: without single quotes in the string, Python escapes nothing.
         return KeyError(f"the bundle {self.name} has no function {show(name)}: {nearest(str(name), names)}")

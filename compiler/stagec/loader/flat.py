@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stagec.core.messages.refusal import CallError, RunError
 from stagec.core.sizes.avals import Aval
-from stagec.core.telling.refusal import CallError, RunError
 from stagec.loader.loaded import Loaded
 from stagec.loader.selection import Shapes
 from stagec.pjrt.arrays import DeviceArray

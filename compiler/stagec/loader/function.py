@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from jaxlib import _jax
 
 from stagec.core.builds import naming
-from stagec.core.telling.refusal import CallError
+from stagec.core.messages.refusal import CallError
 from stagec.core.trees.same import same
 from stagec.loader.variant import Variant, bucket_name, tupled
 
 if TYPE_CHECKING:
     from stagec.bundle.description import Description
-    from stagec.core.telling.calls import Call
+    from stagec.core.messages.calls import Call
     from stagec.loader.flat import Flat
     from stagec.loader.selection import Selection, Shapes
     from stagec.pjrt.weights import Weight

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxlib import _jax
 
-from stagec.core.telling.refusal import CallError
+from stagec.core.messages.refusal import CallError
 from stagec.pjrt import dispatch, jax_arrays
 from stagec.pjrt.arrays import AbstractArray, DeviceArray
 from stagec.pjrt.executable import Executable

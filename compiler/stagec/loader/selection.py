@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from stagec.bundle.description import architecture
 from stagec.bundle.index import UNKNOWN as ANY_RELEASE
 from stagec.core.builds import naming
+from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
-from stagec.core.telling.refusal import LoadError
 from stagec.pjrt.custom_calls import UNKNOWN
 from stagec.pjrt.host import Host, architecture_refusal, cpu_refusal
 

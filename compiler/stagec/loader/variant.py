@@ -13,8 +13,8 @@ from jaxlib import _jax
 
 from stagec.bundle import index
 from stagec.bundle.description import LARGEST, Description
+from stagec.core.messages.refusal import CallError, LoadError, RunError
 from stagec.core.sizes.avals import Aval, num_bytes, parse_aval, physical
-from stagec.core.telling.refusal import CallError, LoadError, RunError
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.loader import selection
 from stagec.loader.loaded import Loaded, Once
@@ -28,7 +28,7 @@ from stagec.pjrt.weights import Bound, Weight
 
 if TYPE_CHECKING:
     from stagec.bundle.archive import Archive
-    from stagec.core.telling.calls import Call
+    from stagec.core.messages.calls import Call
     from stagec.loader.flat import Flat
     from stagec.loader.jax_calls import JaxCalls
     from stagec.loader.padding import Fit, Padding

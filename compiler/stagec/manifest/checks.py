@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from stagec.core.builds import frontends, naming
 from stagec.core.builds.specs import Aarch64Target, TargetSpec
+from stagec.core.messages.errors import Problem, nearest, show
 from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.core.sizes.bounds import contradiction
 from stagec.core.sizes.partitions import Partition, parse
 from stagec.core.sizes.size import DimensionError, parse_constraint
-from stagec.core.telling.errors import Problem, nearest, show
 from stagec.core.trees import same
 from stagec.hardware import catalog
 from stagec.manifest.load import Manifest, key_path

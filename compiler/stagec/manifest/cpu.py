@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 from pydantic import ConfigDict, Field
 
 from stagec.core.builds import specs
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 from stagec.hardware.cpu import PARALLELISM
 from stagec.manifest.tables import CompilerOptions, Jaxlib, Table
 

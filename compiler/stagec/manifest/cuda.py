@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from stagec.core.builds import specs
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 from stagec.hardware import autotuning, cuda
 from stagec.hardware.cuda_devices import Device, num_devices, read
 from stagec.manifest import tables, toml

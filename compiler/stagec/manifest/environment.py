@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stagec.core.telling.errors import show
+from stagec.core.messages.errors import show
 from stagec.manifest.values import Refusal, abbreviate, refuse
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"

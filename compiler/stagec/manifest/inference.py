@@ -18,9 +18,9 @@ from pathlib import Path
 
 from stagec.core.builds import distributions, naming
 from stagec.core.data import reading
+from stagec.core.messages.errors import Problem, StagecError, nearest
 from stagec.core.sizes import expressions
 from stagec.core.sizes.avals import AvalError, dimension_variables, parse_aval
-from stagec.core.telling.errors import Problem, StagecError, nearest
 
 DESCRIBING = ("{}_avals", "{}_example_inputs", "{}_example_args", "avals", "example_inputs", "example_args")
 """Names of values that describe the arguments of a function, in the order of the search."""

@@ -19,7 +19,7 @@ from stagec.core.builds import frontends, naming
 from stagec.core.builds.frontends import Frontend
 from stagec.core.builds.specs import TargetSpec
 from stagec.core.data import reading
-from stagec.core.telling.errors import Problem, StagecError, nearest, show
+from stagec.core.messages.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
 from stagec.manifest import models, toml
 from stagec.manifest.tables import NAME, RELEASE, SHAPE

@@ -470,7 +470,7 @@ class Function(Table):
     )
     frontend: Literal["jax", "arrays"] | None = Field(
         None,
-        description="What traces the function: jax, or arrays for one of stagec.numpy, which needs no JAX. "
+        description="What traces the function: jax, or arrays for one of stagec_arrays.numpy, which needs no JAX. "
         "Default: jax. A StableHLO module has its own.",
         examples=["arrays"],
     )

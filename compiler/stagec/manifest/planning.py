@@ -7,7 +7,7 @@ from typing import Any
 
 from stagec.core.builds import frontends, naming
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec, Limits, to_json
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.manifest import checks
 from stagec.manifest.load import Manifest, key_path
 from stagec.manifest.models import Function, Weights

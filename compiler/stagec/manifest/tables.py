@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
 from stagec.core.data import reading
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 from stagec.manifest import toml
 from stagec.manifest.values import SCALAR_SCHEMA, Scalar, read_distinct, read_scalar
 

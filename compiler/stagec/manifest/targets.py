@@ -9,7 +9,7 @@ from typing import Any
 from stagec.core.builds import compiler_options
 from stagec.core.builds.specs import TargetSpec
 from stagec.core.data import reading
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 from stagec.hardware import catalog
 from stagec.manifest import toml
 from stagec.manifest.models import TARGETS, Document, Target

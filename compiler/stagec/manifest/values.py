@@ -14,10 +14,10 @@ from pydantic_core import PydanticCustomError
 
 from stagec.core.builds.specs import COLLECTIVES
 from stagec.core.data import paths
+from stagec.core.messages.errors import nearest, show
 from stagec.core.sizes.avals import DTYPES, FILES, NOT_EXPORTABLE, AvalError, parse_aval
 from stagec.core.sizes.partitions import PartitionError, parse, write
 from stagec.core.sizes.size import DimensionError, parse_constraint
-from stagec.core.telling.errors import nearest, show
 
 
 class _Source(NamedTuple):

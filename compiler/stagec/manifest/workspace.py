@@ -16,7 +16,7 @@ from typing import Any
 from stagec.core.builds import distributions
 from stagec.core.builds.version import VERSION
 from stagec.core.data import reading, writing
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 from stagec.manifest import toml
 from stagec.manifest.inference import Function
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagec.core.builds.platforms import PLATFORMS
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 from stagec.pjrt.packages import library
 
 if TYPE_CHECKING:

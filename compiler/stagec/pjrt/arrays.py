@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxlib import _jax, xla_client
 
+from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import DTYPES, Aval
 from stagec.core.sizes.frozen import Frozen
-from stagec.core.telling.refusal import CallError
 from stagec.core.trees.node_types import children_by_jax
 from stagec.pjrt import clients, compatibility, failures, layouts
 from stagec.pjrt.shardings import Index, Sharding
@@ -84,7 +84,7 @@ class DeviceArray:
     """An array on devices: the result of `device_put`, and of functions with device arrays as arguments.
 
     A loaded function takes it as an argument. `numpy.asarray` reads it, and libraries share its memory by DLPack.
-    `stagec.numpy.Array` is one with operators.
+    `stagec_arrays.numpy.Array` is one with operators.
 
     aval: shape, dtype and sharding.
     """

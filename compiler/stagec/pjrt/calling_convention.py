@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from jaxlib import _jax
 
+from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import Aval, holds
-from stagec.core.telling.refusal import CallError
 from stagec.core.trees.node_types import NodeTypes, Seen
 from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
@@ -23,7 +23,7 @@ from stagec.pjrt.weights import Weight
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stagec.core.telling.calls import Call
+    from stagec.core.messages.calls import Call
     from stagec.pjrt.static_data import StaticData
 
 
@@ -161,7 +161,7 @@ class Signature:
         """How to call it: from its maker, else from its trees."""
         if self._made_usage:
             return self._made_usage()
-        from stagec.core.telling.calls import Call  # calls that fit do without
+        from stagec.core.messages.calls import Call  # calls that fit do without
 
         known = self.description
         trees = known.in_tree, known.in_avals, known.out_tree, known.out_avals

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxlib import _jax, xla_client
 
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 from stagec.pjrt import turns
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jaxlib import _jax, xla_client
 
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 from stagec.pjrt import clients, turns
 from stagec.pjrt.accelerators import Job
 

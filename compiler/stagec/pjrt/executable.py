@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from jaxlib import _jax, xla_client
 
-from stagec.core.telling.refusal import LoadError
+from stagec.core.messages.refusal import LoadError
 from stagec.pjrt import clients, compatibility, failures, layouts, turns
 from stagec.pjrt.arrays import AbstractArray, DeviceArray, abstract_array, in_layout, placing, single_device
 from stagec.pjrt.custom_calls import register_custom_calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagec.core.telling.refusal import RunError
+from stagec.core.messages.refusal import RunError
 
 
 def code(error: Exception, otherwise: str) -> str:

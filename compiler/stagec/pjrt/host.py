@@ -63,7 +63,7 @@ def describe(devices: Sequence[Any] = ()) -> Host:
 
 
 def _platform(name: str, devices: Sequence[Any]) -> Platform:
-    from stagec.core.telling.refusal import LoadError
+    from stagec.core.messages.refusal import LoadError
     from stagec.pjrt import clients
 
     named = {clients.platform_of(device) for device in devices}

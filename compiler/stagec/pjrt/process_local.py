@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagec.core.telling.refusal import CallError
+from stagec.core.messages.refusal import CallError
 from stagec.pjrt.arrays import DeviceArray, native, of_pieces, values_of
 from stagec.pjrt.shardings import Sharding
 

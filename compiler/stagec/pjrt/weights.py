@@ -7,20 +7,19 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from stagec.bundle.archive import Archive
+from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.sizes.avals import num_bytes, parse_aval
-from stagec.core.telling.refusal import CallError, LoadError
 from stagec.core.trees.tree import Tree
 from stagec.pjrt.arrays import AbstractArray, DeviceArray, dtype_of, put
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
-    from stagec.bundle.replacing import Replacement
-    from stagec.core.telling.calls import Call
+    from stagec.core.messages.calls import Call
 
 
 class Weight:
@@ -88,6 +87,18 @@ class Weight:
         if self._read is None:
             raise CallError("closed", "the bundle was closed")
         return self._read()
+
+
+class Replacement(NamedTuple):
+    """A checked file that takes the place of one beside a bundle.
+
+    weights: its arrays, in the index's form for files beside a bundle, by the names of the arrays that they replace.
+    sha256: the digest (hex) of each. files: the file.
+    """
+
+    weights: Mapping[str, Mapping[str, Any]]
+    sha256: Mapping[str, str]
+    files: Files
 
 
 class Weights:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees.tree import argument_path
 from stagec.costs import hlo
-from stagec.stages.hlo_writer import array
+from stagec.costs.array_types import array
 from stagec.stages.shardings import NamedSharding
 
 if TYPE_CHECKING:

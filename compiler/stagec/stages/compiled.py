@@ -15,8 +15,8 @@ from jaxlib import _jax
 
 from stagec.bundle import archive, index
 from stagec.bundle.description import Description, architecture
+from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.sizes.avals import Aval
-from stagec.core.telling.refusal import CallError, LoadError
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 from stagec.pjrt import clients, compatibility, host

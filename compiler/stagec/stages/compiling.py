@@ -14,7 +14,7 @@ from stagec.backends.compilation import CannotCompile
 from stagec.bundle.description import Target
 from stagec.core.builds.compiler_options import described
 from stagec.core.builds.specs import CompilerOption, TargetSpec
-from stagec.core.telling import phases
+from stagec.core.messages import phases
 from stagec.pjrt import clients, compatibility
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import donation_refusal

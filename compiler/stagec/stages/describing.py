@@ -15,7 +15,7 @@ from stagec.bundle.description import Description, DeviceAssignment, Target
 from stagec.core.builds.compiler_options import described
 from stagec.core.builds.specs import ExecutableSpec, Scalar, TargetSpec, target_spec
 from stagec.core.builds.version import VERSION
-from stagec.core.telling import phases
+from stagec.core.messages import phases
 from stagec.pjrt import compatibility
 from stagec.pjrt.custom_calls import TOOLCHAIN, provider
 from stagec.stages import abi, mlir

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib import xla_client
 
+from stagec.core.messages.calls import Call
+from stagec.core.messages.errors import missing_package
+from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import Aval, arrow
 from stagec.core.sizes.size import DimensionError, solve
-from stagec.core.telling.calls import Call
-from stagec.core.telling.errors import missing_package
-from stagec.core.telling.refusal import CallError
 from stagec.core.trees.node_types import NodeTypes
 from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
 from stagec.stages import mlir
@@ -169,7 +169,7 @@ class Exported:
         SizesDoNotFit, a kind of CannotLower, if the sizes break a constraint of its dimensions.
 
         >>> import numpy as np
-        >>> struct = stagec.ShapeDtypeStruct(stagec.symbolic_shape("n"), np.float32)
+        >>> struct = stagec_arrays.ShapeDtypeStruct(stagec_arrays.symbolic_shape("n"), np.float32)
         >>> double = stagec.jit(lambda x: x * 2, frontend="arrays").trace(struct).export()
         >>> double.call(np.ones(3, np.float32))
         array([2., 2., 2.], dtype=float32)

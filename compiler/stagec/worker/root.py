@@ -144,14 +144,14 @@ def packages() -> list[str]:
 
 
 def import_roots() -> list[str]:
-    """Return the folders of PYTHONPATH as absolute paths, that of the compiler where its files are.
+    """Return the folders of PYTHONPATH as absolute paths, those of stagec and its extensions where their files are.
 
     In the folder of a worker's own that Bazel makes with --worker_sandboxing, each of them is a link, by way of others.
     """
     here, name = os.path.abspath(__file__), "/stagec/worker/root.py"
     own, real = here.removesuffix(name), os.path.realpath(here).removesuffix(name)
     given = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    return [real if path == own else path for path in given]
+    return [real + path.removeprefix(own) if f"{path}/".startswith(f"{own}/") else path for path in given]
 
 
 def identity(path: str) -> tuple[int, int] | None:

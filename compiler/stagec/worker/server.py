@@ -32,7 +32,8 @@ from stagec.worker.action import Ended, Process, mebibytes
 from stagec.worker.place import Isolation, said
 from stagec.worker.protocol import Request, Requests, Response
 
-_COMPILER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_COMPILER = os.path.abspath(__file__).removesuffix("/stagec/worker/server.py")
+_SOURCES = f"{_COMPILER}/stagec/", f"{_COMPILER}/extensions/"
 _IN_PLACE = ("bundle",)
 """Commands that work in the execution root, with the files of the machine: they run no code of a model's, and open what
 their arguments name. To give a bundle its thousands of inputs took longer than to write it."""
@@ -101,9 +102,7 @@ class _Worker:
         # The request has the arguments. The file that has them too may change: in dynamic execution, Bazel 4 writes it
         # for the sandbox again. The compiler is seen where it is: to show its sources as inputs as well takes long.
         unread = {f"{path}-0.params" for path in declared}
-        inputs = [
-            path for path in request.inputs if path not in unread and not f"{here}/{path}".startswith(f"{_COMPILER}/")
-        ]
+        inputs = [path for path in request.inputs if path not in unread and not f"{here}/{path}".startswith(_SOURCES)]
         try:
             if self._isolation.renew():
                 self.end()

@@ -26,7 +26,7 @@ from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware,
 from stagec.backends.cpu import defects
 from stagec.core.builds.specs import AnyCpuTarget, CompilerOption, CpuTarget
 from stagec.core.data import wire
-from stagec.core.telling import phases
+from stagec.core.messages import phases
 from stagec.hardware import aarch64, x86
 from stagec.patches import cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility, host, turns

@@ -35,7 +35,6 @@ LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "OPENBLAS_CORETYPE": "Haswell",
             "BLIS_ARCH_TYPE": "haswell",
             "MKL_CBWR": "AVX2",
-            "ONEDNN_MAX_CPU_ISA": "AVX2",  # as PyTorch and TensorFlow have it
             "ATEN_CPU_CAPABILITY": "avx2",
         },
         "aarch64": {"OPENBLAS_CORETYPE": "ARMV8"},
@@ -47,10 +46,16 @@ _LIBRARY = "libjax_common.so"
 
 def prepare_process() -> None:
     """Set what packages and XLA read when they are loaded, in the environment; neither may be imported yet."""
-    os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy refuses both
-    os.environ.update(LIBRARIES.get(host.architecture(), {}))
+    prepare_libraries()
     os.environ.update(compiler.environment(_target(COMPUTED_ON)))
     os.environ.update({"TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "false", "OMP_NUM_THREADS": _THREADS})
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"  # of PyTorch and TensorFlow; oneDNN passes over a name that it lacks
+
+
+def prepare_libraries() -> None:
+    """Set what packages read when they are loaded, and nothing that XLA reads: it computes as where a bundle runs."""
+    os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy refuses both
+    os.environ.update(LIBRARIES.get(host.architecture(), {}))
 
 
 def can_be_another_machine() -> bool:
@@ -111,6 +116,8 @@ def _patches(target: AnyCpuTarget) -> list[machine_code.Patch]:
 
 
 def find_code() -> None:
-    """Find the places that `computing` changes, for this process and its forks; jaxlib must be imported."""
+    """Import jaxlib, and find the places that `computing` changes, for this process and its forks."""
+    from jaxlib import _jax  # noqa: F401
+
     with contextlib.suppress(machine_code.PatchError):  # an export will say so
         _patches(_target(COMPUTED_ON))

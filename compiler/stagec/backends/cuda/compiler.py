@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.backends.cuda import container, kernels, nvidia, riegeli
-from stagec.core.builds import jax_entries
 from stagec.core.builds.specs import CudaTarget
 from stagec.core.data import wire
-from stagec.core.telling import phases
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages import phases
+from stagec.core.messages.errors import StagecError
 from stagec.costs.links import Links, Switch
 from stagec.hardware import autotuning, cuda_devices
 from stagec.hardware.cuda_devices import Device
+from stagec.jaxcache import jax_entries
 from stagec.patches import known_builds
 from stagec.pjrt import compatibility, cuda_calls
 from stagec.pjrt.cuda_calls import MOSAIC

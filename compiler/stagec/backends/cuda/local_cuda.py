@@ -17,7 +17,7 @@ from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.cuda import compiler as cuda, nvidia
 from stagec.core.builds.specs import CudaTarget
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning
 from stagec.hardware.autotuning import Result
 from stagec.pjrt.packages import folder

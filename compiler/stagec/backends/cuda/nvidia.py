@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from stagec.core.telling.errors import show
+from stagec.core.messages.errors import show
 from stagec.hardware import cuda
 from stagec.hardware.cuda_devices import CAPABILITY, Device
 

@@ -16,7 +16,7 @@ from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.backends.tpu import mesh as tpu_mesh
 from stagec.core.builds.specs import TpuTarget
-from stagec.core.telling.errors import StagecError
+from stagec.core.messages.errors import StagecError
 from stagec.costs.links import Links, Torus
 from stagec.hardware.tpu_topologies import Generation, Topology, parse_topology
 from stagec.pjrt import host

@@ -1,6 +1,6 @@
 """The frontends from a manifest's view: the entries of each, and the keys that it does not use.
 
-The code of each is the module of its name in `stagec.frontends`.
+The code of each is a module of `stagec.frontends`, or one of an extension (`core/builds/extensions.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ from dataclasses import dataclass
 class Frontend:
     """A language in which functions are written.
 
-    name: of the module in `stagec.frontends`.
+    name: as the key `frontend` has it.
+    module: the module that has the functions of `frontends.frontend.Frontend`.
+    tracer: the module whose `tracers` traces for `stagec.jit`; "": no function has this frontend.
+    package: what must be installed for it, besides the core.
+    preloaded: more modules that a process imports before it forks for exports.
     endings: of the files that an entry may name; empty: an entry is a Python object, `package.module:attribute`.
     what: what such an entry is, in messages.
     meaningless: keys of a function that have no meaning then. because: why, in messages.
     """
 
     name: str
+    module: str
+    tracer: str = ""
+    package: str = "stagec"
+    preloaded: tuple[str, ...] = ()
     endings: tuple[str, ...] = ()
     what: str = ""
     meaningless: tuple[str, ...] = ()
@@ -37,18 +45,28 @@ _OF_JAX = (
     "plugins",
 )
 FRONTENDS = (
-    Frontend("jax"),
+    Frontend("jax", "stagec.frontends.jax.export", "stagec.frontends.jax.tracer", "jax"),
     Frontend(
         "stablehlo",
-        (".mlir", ".mlirbc"),
-        "a StableHLO module, which is not traced",
-        (*_TRACING, "frontend"),
-        "the module itself says it",
+        "stagec.frontends.stablehlo",
+        endings=(".mlir", ".mlirbc"),
+        what="a StableHLO module, which is not traced",
+        meaningless=(*_TRACING, "frontend"),
+        because="the module itself says it",
     ),
-    Frontend("arrays", (), "traced by stagec itself", _OF_JAX, "it says how JAX traces"),
+    Frontend(
+        "arrays",
+        "stagec_arrays.frontend.export",
+        "stagec_arrays.frontend.staging",
+        "stagec_arrays",
+        ("stagec_arrays.numpy", "stagec_arrays.lax"),
+        what="traced by stagec itself",
+        meaningless=_OF_JAX,
+        because="it says how JAX traces",
+    ),
 )
-TRACERS = tuple(frontend.name for frontend in FRONTENDS if not frontend.endings)
-"""Names of the frontends that trace a Python function: the values of the key `frontend`. The first is the default."""
+TRACERS = {frontend.name: frontend for frontend in FRONTENDS if frontend.tracer}
+"""The frontends that trace a Python function, by the values of the key `frontend`. The first is the default."""
 
 
 def of_entry(entry: str, name: str | None = None) -> Frontend:
@@ -59,5 +77,4 @@ def of_entry(entry: str, name: str | None = None) -> Frontend:
     files = (
         frontend for frontend in FRONTENDS if frontend.endings and ":" not in entry and entry.endswith(frontend.endings)
     )
-    tracer = next((frontend for frontend in FRONTENDS if not frontend.endings and frontend.name == name), FRONTENDS[0])
-    return next(files, tracer)
+    return next(files, TRACERS.get(name or "", FRONTENDS[0]))

@@ -1,7 +1,7 @@
 """Read the names that modules import, and find the function's files with those names.
 
 So a new file causes no rebuild of functions that do not look for it. What a model imports in other ways, the process
-sees that imports it (`frontends/reads.py`): nothing here need be complete.
+sees that imports it (`frontends/common/reads.py`): nothing here need be complete.
 """
 
 from __future__ import annotations

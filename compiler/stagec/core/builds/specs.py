@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from stagec.core.builds import naming
-from stagec.core.telling.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError
 
 Scalar = str | bool | int | float
 CompilerOption = Scalar | bytes

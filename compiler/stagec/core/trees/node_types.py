@@ -210,7 +210,7 @@ def _described(kind: type, node: Tree) -> OneLevel | None:
 
 
 OWN: dict[str, PyTreeNode] = {}
-"""The types that this process has registered with `stagec.register_pytree_node`, by name."""
+"""The types that this process has registered with `stagec_arrays.register_pytree_node`, by name."""
 
 
 def registered(name: str) -> PyTreeNode | None:

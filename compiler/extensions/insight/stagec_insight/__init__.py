@@ -1,0 +1,1 @@
+"""Pages, profiles, timelines, autotuning, and what compilers decided for devices, run on CPUs."""

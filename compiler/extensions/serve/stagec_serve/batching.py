@@ -1,0 +1,243 @@
+"""Batches: requests that wait for each other a moment, and run as one call in the bucket that they fill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stagec.core.builds import naming
+from stagec_serve import spans
+from stagec_serve.metrics import Metrics
+from stagec_serve.model import Arrays, Model
+from stagec_serve.refusal import RequestError
+from stagec_serve.sequences import Turn
+
+DELAY = 0.002
+"""The default seconds that a request waits for others."""
+_PARTS = 4
+"""Parts of one request that are in the queue at a time, so that others have their turn between them."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request, or a part of one.
+
+    since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
+    traced: as of `spans.context`. after: what to do after its call; None: there was one.
+    """
+
+    arrays: Arrays
+    count: int
+    since: float
+    result: asyncio.Future[Arrays]
+    turn: Turn | None = None
+    traced: Any = None
+    queued: bool = True
+    after: contextlib.ExitStack | None = field(default_factory=lambda: contextlib.ExitStack())  # noqa: PLW0108
+
+
+class _Group:
+    """Requests that may run together, in their order.
+
+    model: runs them. rows: of all that wait. full: set when these are enough for one call.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.waiting: deque[_Waiting] = deque()
+        self.rows = 0
+        self.full = asyncio.Event()
+
+    def add(self, item: _Waiting) -> None:
+        self.waiting.append(item)
+        self.rows += item.count
+        if self.rows >= self.model.largest:
+            self.full.set()
+
+    def remove(self, item: _Waiting) -> None:
+        self.waiting.remove(item)
+        self.rows -= item.count
+
+    def take(self) -> list[_Waiting]:
+        """Return the first requests that one call holds; none is passed over."""
+        items: list[_Waiting] = []
+        most = self.model.largest
+        while self.waiting and self.waiting[0].count <= most:
+            item = self.waiting.popleft()
+            item.queued = False
+            most -= item.count
+            items.append(item)
+        self.rows -= sum(item.count for item in items)
+        return items
+
+
+class Batcher:
+    """The queue of one model.
+
+    Requests that differ in the number of rows alone run together: when they fill the largest bucket, or when the first
+    has waited for `delay` seconds and a thread is free. Groups and models get free threads in turn.
+
+    model: runs the requests that come from now on. Another one with other weights may take its place; each request
+    keeps the one that it began with, and only requests of the same one run together.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        delay: float | None,
+        most: int,
+        free: asyncio.Semaphore,
+        threads: Executor,
+        metrics: Metrics,
+    ) -> None:
+        """delay: seconds; None: `DELAY`, and 0 for a request that comes alone. most: requests that may wait.
+
+        free: counts the free ones of `threads`, of all models.
+        """
+        self.model = model
+        self._delay, self._most = DELAY if delay is None else delay, most
+        self._patient = delay is not None
+        self._free, self._threads, self._metrics = free, threads, metrics
+        self._groups: dict[Hashable, _Group] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = self._running = 0
+
+    def config(self, idle: float) -> dict[str, Any]:
+        """Return Triton's ModelConfig. idle: seconds before a sequence ends."""
+        return self.model.config(self._delay, idle)
+
+    async def call(
+        self,
+        arrays: Arrays,
+        begin: Callable[[], Turn] | None = None,
+        model: Model | None = None,
+        held: contextlib.ExitStack | None = None,
+    ) -> Arrays:
+        """Return the results of a request; one with more rows than the largest bucket runs in parts.
+
+        begin: gives the turn of a request of a sequence; it is ended here.
+        model: runs all parts; None: the present one. held: if the caller is cancelled in a call, it ends after that.
+        A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
+        what `begin` raises.
+        """
+        model = model or self.model
+        parts = model.parts(arrays)
+        if self._waiting >= self._most:
+            raise RequestError("busy", f"{model.name}: {self._waiting} requests wait already; try again later")
+        for part in parts:
+            model.fit(part)
+        turn = begin() if begin else None
+        results: list[Arrays] = []
+        items: deque[_Waiting] = deque()
+        try:
+            for part in parts:
+                items.append(self._enter(model, part, turn))
+                if len(items) == _PARTS:
+                    results.append(await items[0].result)
+                    items.popleft()
+            results += [await item.result for item in items]
+        finally:
+            for item in items:
+                item.result.cancel()
+            running = [item for item in items if not item.queued and item.after is not None]
+            if held and running:  # the arrays live until then
+                assert running[-1].after is not None
+                running[-1].after.callback(held.pop_all().close)
+        if len(results) == 1:
+            return results[0]
+        return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
+
+    def _enter(self, model: Model, arrays: Arrays, turn: Turn | None) -> _Waiting:
+        kind = model, tuple(array.shape[1:] for array in arrays) if model.rows else None
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = _Group(model)
+            self._start(self._serve(kind, group))
+        loop = asyncio.get_running_loop()
+        item = _Waiting(arrays, model.count(arrays), loop.time(), loop.create_future(), turn, spans.context())
+        group.add(item)
+        item.result.add_done_callback(lambda _: self._leave(group, item))
+        self._count(1)
+        return item
+
+    def _leave(self, group: _Group, item: _Waiting) -> None:
+        if item.queued:  # its caller was cancelled
+            group.remove(item)
+            self._count(-1)
+            if item.turn:
+                item.turn.end(succeeded=False)
+
+    def _count(self, change: int) -> None:
+        self._waiting += change
+        self._metrics.waiting.labels(self.model.name).set(self._waiting)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, kind: Hashable, group: _Group) -> None:
+        """Run the requests of a group until there are none."""
+        while group.waiting:
+            # A request that comes while none runs goes at once. Later ones wait for it, and for each other.
+            delay = self._delay if self._patient or self._running or len(group.waiting) > 1 else 0
+            left = group.waiting[0].since + delay - asyncio.get_running_loop().time()
+            if group.rows < group.model.largest and left > 0:
+                group.full.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(group.full.wait(), left)
+                continue
+            await self._free.acquire()
+            items = group.take()
+            if not items:
+                self._free.release()
+                continue
+            self._count(-len(items))
+            self._start(self._run(group.model, items))
+        del self._groups[kind]
+
+    async def _run(self, model: Model, items: Sequence[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        self._running += 1
+        turn, succeeded = items[0].turn, False  # requests of sequences run alone
+        try:
+            began = loop.time()
+            requests = [item.arrays for item in items]
+            state = turn.arrays if turn else None
+            rows = sum(item.count for item in items)
+            with spans.call(model.name, [item.traced for item in items]) as attributes:
+                bucket, results = await loop.run_in_executor(self._threads, model.run, requests, state)
+                attributes |= {"bucket": naming.bucket(bucket), "rows": rows, "requests": len(items)}
+            self._metrics.ran(model.name, bucket, rows, loop.time() - began)
+            succeeded = True
+        except Exception as error:  # each caller gets it
+            self._metrics.log.exception("%s failed", model.name, exc_info=error)
+            for item in items:
+                if not item.result.done():
+                    item.result.set_exception(_failed(model.name, error))
+            return
+        finally:
+            self._running -= 1
+            self._free.release()
+            for item in items:
+                assert item.after is not None
+                item.after.close()
+                item.after = None
+            if turn:
+                turn.end(succeeded)
+        for item, arrays in zip(items, results, strict=True):
+            if not item.result.done():
+                item.result.set_result(arrays)
+
+
+def _failed(name: str, error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    return RequestError("failed", f"{name} failed; the server's log says why: {type(error).__name__}")

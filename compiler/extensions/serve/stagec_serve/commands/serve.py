@@ -1,0 +1,161 @@
+"""Serve a bundle over HTTP and gRPC with the Open Inference Protocol v2, until SIGTERM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from stagec.cli.files import Answer, Options
+from stagec.cli.options import WEIGHTS, at_least, more_than_0, value
+from stagec.core.messages.errors import mistake
+
+if TYPE_CHECKING:
+    from stagec_serve.model import Model
+
+OPTIONS = {
+    "bundle": "the bundle (.aot)",
+    "[--host HOST]": value("where to listen (default: this machine alone, 127.0.0.1)", "127.0.0.1"),
+    "[--port PORT]": value("0: any that is free (default: 8000)", 8000, at_least(0)),
+    "[--grpc-port PORT]": value(
+        "listen for gRPC on this port too; 0: any that is free (default: no gRPC)", None, at_least(0)
+    ),
+    "[--socket PATH]": value("listen at this Unix socket, instead of --host and --port", ""),
+    "[--grpc-socket PATH]": value("listen for gRPC at this Unix socket, instead of --grpc-port", ""),
+    "[--probe-port PORT]": value(
+        "answer probes and give metrics on this port too, in a thread of its own, without TLS; 0: any that is free "
+        "(default: on --port alone)",
+        None,
+        at_least(0),
+    ),
+    "[--tls-cert FILE]": value("TLS: the certificate and those that signed it, in PEM", ""),
+    "[--tls-key FILE]": value("the certificate's key, in PEM", ""),
+    "[--key KEY]...": "a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
+    "[--policy {executable_only,allow_compile}]": value(
+        "allow_compile: compile at the start what has no executable for this machine (default: executable_only)",
+        "executable_only",
+    ),
+    "[--target TARGET]": "which of the bundle's targets to run (default: the best for this machine)",
+    **WEIGHTS,
+    "[--adapter NAME=FILE]...": "also serve the functions with the weights of this safetensors file, as FUNCTION.NAME",
+    "[--adapter-of FILE]": "the file whose place adapters take, as the manifest names it (default: the only one)",
+    "[--gather DIM]": value(
+        'the padded dimension along which requests are gathered; "" for none (default: batch)', "batch"
+    ),
+    "[--delay MS]": value(
+        "how long a request waits for others (default: 2 ms, and not at all where none runs)", None, float
+    ),
+    "[--queue QUEUE]": value("requests of a model that may wait (default: 1000)", 1000, at_least(1)),
+    "[--body MIB]": value("the largest body of a request (default: 64 MiB)", 64, at_least(1)),
+    "[--memory MIB]": value("for all bodies at a time (default: 512 MiB)", 512, at_least(1)),
+    "[--sequences SEQUENCES]": value(
+        "sequences whose state is kept at a time, of each state of the manifest (default: 64)", 64, at_least(1)
+    ),
+    "[--idle S]": value(
+        "seconds without a request after which a sequence ends, where the manifest does not say it (default: 60)",
+        60,
+        more_than_0,
+    ),
+    "[--threads THREADS]": value(
+        "calls that run at a time (default: as many as there are cores, or its cgroup may use)", 0, at_least(0)
+    ),
+    "[--connections CONNECTIONS]": value("at a time (default: 1000)", 1000, at_least(1)),
+    "[--timeout S]": value("seconds for headers, body and answer of a request, each (default: 60)", 60, more_than_0),
+    "[--keep-alive S]": value("seconds without a request after which a connection ends (default: 75)", 75, more_than_0),
+    "[--drain S]": value("seconds after SIGTERM in which new requests are still answered (default: 5)", 5, at_least(0)),
+    "[--watch]": "load the bundle again when its file is another one, without a pause",
+    "[--json-logs]": "log a JSON object a line on stderr",
+    "[--control]": "let clients load and unload models, and change weights",
+}
+
+
+def run(options: Options) -> None:
+    import asyncio
+    import re
+    import sys
+    from pathlib import Path
+
+    from stagec.loader.load import load
+    from stagec_serve import logs, server
+    from stagec_serve.service import Limits, Repository
+    from stagec_serve.swapping import Swapping, adapted
+
+    logs.log_to(sys.stderr, options.json_logs)
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise mistake("--tls-cert and --tls-key go together", "give both, or neither")
+    adapters = dict(word.partition("=")[::2] for word in options.adapter)
+    for name, file in adapters.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not file:
+            given = f"{name}={file}" if file else name
+            what = f"--adapter {given}: expected a name of letters, digits, _ and -, and a file"
+            raise mistake(what, "write for example --adapter french=french.safetensors")
+    keys = options.key or None
+    listener = server.listen(options.host, options.port, options.socket)
+    probes = None if options.probe_port is None else server.listen(options.host, options.probe_port)
+
+    def opened(tell: server.Tell) -> server.Loaded:
+        tell(f"{options.bundle} is read")
+        bundle = load(options.bundle, options.target, policy=options.policy, keys=keys, weights=options.weights)
+        models, left_out = server.models_of(bundle, options.gather, options.policy, tell)
+        more = adapted(bundle, models, adapters, options.adapter_of, keys)
+        folder = options.weights or Path(options.bundle).parent
+        swapping = Swapping(bundle, folder, keys, more.bundles)
+
+        def close() -> None:
+            for each in (*more.bundles.values(), bundle):
+                each.close()
+
+        return server.Loaded({**models, **more.models}, left_out, swapping, close)
+
+    host, port = (options.host, 0) if options.socket else listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "https" if options.tls_cert else "http"
+    address = f"{scheme}+unix://{options.socket}" if options.socket else f"{scheme}://{shown}:{port}"
+
+    def ready(repository: Repository, grpc: str) -> None:
+        models, left_out = {name: batcher.model for name, batcher in repository.batchers.items()}, repository.left_out
+        value = {
+            name: {
+                "version": model.version,
+                "gathered": model.rows,
+                "trust": model.trust,
+                "largest": model.largest,
+                "alone": model.alone,
+            }
+            for name, model in models.items()
+        }
+        rpc = [f"listening on grpc://{grpc}"] if grpc else []
+        rpc += [f"probes on http://{shown}:{probes.getsockname()[1]}"] if probes else []
+        text = "".join(f"{line}\n" for line in (*_lines(models, left_out), *rpc, f"listening on {address}"))
+        told = {"kind": "serve", "address": address, "grpc": grpc, "models": value, "left_out": left_out}
+        Answer(told, text).tell(options.json)
+        sys.stdout.flush()
+
+    limits = Limits(options.body * 2**20, options.memory * 2**20, options.timeout)
+    how_it_runs = server.Options(
+        None if options.delay is None else options.delay / 1000,
+        options.queue,
+        options.threads,
+        connections=options.connections,
+        drain=options.drain,
+        keep_alive=options.keep_alive,
+        tls=(options.tls_cert, options.tls_key) if options.tls_cert else (),
+        control=options.control,
+        watch=options.bundle if options.watch else "",
+        sequences=options.sequences,
+        idle=options.idle,
+        limits=limits,
+    )
+    rpc = "" if options.grpc_port is None else f"{shown}:{options.grpc_port}"
+    rpc = f"unix:{options.grpc_socket}" if options.grpc_socket else rpc
+    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc, probes))
+
+
+def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:
+    for name, model in models.items():
+        how = f"not gathered: {model.alone}"
+        if model.rows:
+            why = "as is proven" if model.trust == "proven" else "as the manifest declares"
+            how = f"gathered along {model.rows} to {model.largest}: its rows are independent, {why}"
+        yield f"{name} {model.version}: {how}"
+    for name, why in left_out.items():
+        yield f"{name}: left out: {why}"

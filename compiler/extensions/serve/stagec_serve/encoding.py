@@ -1,0 +1,284 @@
+"""Requests and answers of the Open Inference Protocol v2 over HTTP: JSON, and tensors as bytes behind it.
+
+The extension for binary tensors puts the bytes of tensors after the JSON. The header `Inference-Header-Content-Length`
+says where the JSON ends, `binary_data_size` how many bytes each tensor has.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.core.data import strict_json
+from stagec.core.trees import json_shapes
+from stagec_serve.refusal import RequestError
+from stagec_serve.sequences import PARAMETERS, Step, step_of
+from stagec_serve.tensors import Interface, Tensor
+
+MOST_JSON = 2**24
+"""Bytes of JSON in a request, without binary tensors: a value takes up to twenty times as much memory as its JSON."""
+_MOST_VALUES, _MOST_CONTAINERS = 2**20, 2**16
+"""Values of JSON in a request, and arrays and objects among them: reading 16 MiB of empty arrays takes ten seconds."""
+_BYTES_A_VALUE = 64
+"""Bytes of memory that a value of JSON takes while it is read, at most."""
+_MOST_WRITTEN = 2**20
+"""Numbers of an answer that are written as JSON: a million of them takes a second of a core, and 20 MB."""
+_AT_ONCE = 2**13
+"""Numbers that are written without a break: other threads wait meanwhile."""
+_MOST_CHANGE = 2**16
+"""Bytes of a request that loads or unloads a model."""
+HEADER_LENGTH = "inference-header-content-length"
+
+_PARAMETERS = {...: object}
+_INDEX = json_shapes.shape({"ready?": bool, "name?": str})
+_CHANGE = json_shapes.shape({"parameters?": _PARAMETERS})
+_REQUEST = json_shapes.shape(
+    {
+        "inputs": [{...: object}],
+        "id?": str,
+        "model_name?": str,  # KServe's client repeats it
+        "parameters?": _PARAMETERS,
+        "outputs?": [{"name": str, "parameters?": _PARAMETERS}],
+    }
+)
+_INPUT = json_shapes.shape({"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object})
+
+
+class Request(NamedTuple):
+    """A request that was read.
+
+    request_id: the client's, or None. arrays: one for each input, in the order of the interface.
+    outputs: the number of each output that the client asks for, and whether it wants its bytes.
+    step: of a sequence; None: it is in none.
+    """
+
+    request_id: str | None
+    arrays: list[NDArray[Any]]
+    outputs: list[tuple[int, bool]]
+    step: Step | None = None
+
+
+InterfaceOf = Callable[[Step | None], Interface]
+"""Returns the interface for a request: a sequence may use models that other requests do not get any more."""
+
+
+def memory(body: bytes, header_length: str | None) -> int:
+    """Return the bytes that reading the JSON of a request takes, beside those of its body.
+
+    header_length: as for `read`. Raises RequestError ("request", "too-large") as it does.
+    """
+    end = len(body) if header_length is None else _length(header_length, len(body))
+    if end > MOST_JSON:
+        raise RequestError("too-large", f"{end:,} bytes of JSON are over the limit of {MOST_JSON:,}: send bytes")
+    containers = body.count(b"[", 0, end) + body.count(b"{", 0, end)
+    values = body.count(b",", 0, end) + containers
+    for count, most, what in ((values, _MOST_VALUES, "values"), (containers, _MOST_CONTAINERS, "arrays and objects")):
+        if count > most:
+            raise RequestError("too-large", f"over {most:,} {what} of JSON: send bytes (binary_data_size)")
+    return values * _BYTES_A_VALUE
+
+
+def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str) -> Request:
+    """Return the request in a body, with every name, datatype, shape and length checked.
+
+    model: the name of the model in the path, with which one in the body must be equal.
+    header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone. `memory`
+    has checked both. Raises RequestError ("request", "unsupported").
+    """
+    end = len(body) if header_length is None else int(header_length)
+    try:
+        request = strict_json.parse(body[:end], MOST_JSON, whole=_whole)
+        _REQUEST(request)
+        for tensor in request["inputs"]:
+            _INPUT(tensor)
+    except ValueError as error:
+        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    if request.get("model_name", model) != model:
+        what = f"model_name is {strict_json.shown(repr(request['model_name']))}; the path names {model}"
+        raise RequestError("request", what)
+    parameters = known_parameters("the request", request.get("parameters", {}), "binary_data_output", *PARAMETERS)
+    default, step = flag(parameters, "binary_data_output", False), step_of(parameters)
+    interface = interface_of(step)
+    inputs = _Inputs(memoryview(body)[end:])
+    arrays = arrays_of(map(inputs.given, request["inputs"]), interface.inputs)
+    if len(inputs.rest):
+        raise RequestError("request", f"{len(inputs.rest):,} bytes follow the last tensor")
+    wanted = ((table["name"], _is_binary(table, default)) for table in request.get("outputs", ()))
+    return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs), step)
+
+
+def _whole(text: str) -> int | float:
+    """Return a whole number of 64 bits, with or without a sign; -0 is a float, because no integer is -0."""
+    if text == "-0":
+        return -0.0
+    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
+        raise ValueError(f"the number {text[:20]}... has more than 64 bits")
+    return value
+
+
+def _is_binary(table: Mapping[str, Any], default: bool) -> bool:
+    parameters = known_parameters(table["name"], table.get("parameters", {}), "binary_data")
+    return flag(parameters, "binary_data", default)
+
+
+def read_index(body: bytes) -> bool:
+    """Return whether a request for the index wants ready models alone. Raises RequestError ("request")."""
+    try:
+        request = strict_json.parse(body or b"{}", _MOST_CHANGE)
+        _INDEX(request)
+    except ValueError as error:
+        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    return bool(request.get("ready", False))
+
+
+def read_change(body: bytes) -> Mapping[str, Any]:
+    """Return the parameters of a request that loads or unloads a model. Raises RequestError ("request")."""
+    try:
+        request = strict_json.parse(body or b"{}", _MOST_CHANGE)
+        _CHANGE(request)
+    except ValueError as error:
+        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    parameters: Mapping[str, Any] = request.get("parameters", {})
+    return parameters
+
+
+def _length(written: str, most: int) -> int:
+    if not (written.isascii() and written.isdigit() and len(written) < 20 and int(written) <= most):
+        what = f"the header {HEADER_LENGTH} is {written[:40]!r}; expected a number up to the {most:,} bytes of the body"
+        raise RequestError("request", what)
+    return int(written)
+
+
+def known_parameters(whose: str, parameters: Mapping[str, Any], *known: str) -> Mapping[str, Any]:
+    """Return the parameters of a part of a request. Raises RequestError ("unsupported") for an unknown one."""
+    unknown = sorted(parameters.keys() - {*known})
+    if unknown:
+        whose = strict_json.shown(whose)
+        raise RequestError("unsupported", f"{whose}: no parameter {strict_json.shown(unknown[0])!r} is supported")
+    return parameters
+
+
+def flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return a parameter that is true or false. Raises RequestError ("request")."""
+    value = parameters.get(name, default)
+    if type(value) is not bool:
+        raise RequestError("request", f"{name} is {strict_json.shown(repr(value))}; expected true or false")
+    return value
+
+
+class Given(NamedTuple):
+    """An input as a client gives it. values: reads its elements, once name, datatype and shape are right."""
+
+    name: str
+    datatype: object
+    shape: object
+    values: Callable[[Tensor, tuple[int, ...]], NDArray[Any]]
+
+
+def arrays_of(given: Iterable[Given], tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Return the inputs of a request, each once, in the order of `tensors`. Raises RequestError ("request")."""
+    known = {tensor.name: tensor for tensor in tensors}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, datatype, shape, values in given:
+        if name not in known or name in arrays:
+            why = "appears twice" if name in arrays else "is not an input"
+            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the inputs are {_names(tensors)}")
+        arrays[name] = values(known[name], known[name].checked_shape(shape, datatype))
+    missing = [tensor.name for tensor in tensors if tensor.name not in arrays]
+    if missing:
+        raise RequestError("request", f"{missing[0]} is missing; the inputs are {_names(tensors)}")
+    return [arrays[tensor.name] for tensor in tensors]
+
+
+def outputs_of(wanted: Iterable[tuple[str, bool]], default: bool, tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    """Return the outputs of a request in the form of `Request`; all, if the client names none.
+
+    wanted: names, and whether as bytes; default: that of all. Raises RequestError ("request").
+    """
+    numbers = {tensor.name: number for number, tensor in enumerate(tensors)}
+    chosen: dict[int, bool] = {}
+    for name, binary in wanted:
+        if name not in numbers or numbers[name] in chosen:
+            why = "is not an output" if name not in numbers else "appears twice"
+            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the outputs are {_names(tensors)}")
+        chosen[numbers[name]] = binary
+    return list(chosen.items()) or [(number, default) for number in range(len(tensors))]
+
+
+class _Inputs:
+    """The inputs of a JSON request. rest: the bytes behind it that no tensor has taken."""
+
+    def __init__(self, rest: memoryview) -> None:
+        self.rest = rest
+
+    def given(self, table: Mapping[str, Any]) -> Given:
+        return Given(table["name"], table["datatype"], table["shape"], functools.partial(self._values, table))
+
+    def _values(self, table: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
+        parameters = known_parameters(tensor.name, table.get("parameters", {}), "binary_data_size")
+        if ("data" in table) == ("binary_data_size" in parameters):
+            raise RequestError("request", f"{tensor.name}: expected either data or the parameter binary_data_size")
+        if "data" in table:
+            return tensor.from_numbers(table["data"], shape)
+        size = parameters["binary_data_size"]
+        if type(size) is not int or not 0 <= size <= len(self.rest):
+            what = f"binary_data_size is {strict_json.shown(repr(size))}; {len(self.rest):,} bytes are left"
+            raise RequestError("request", f"{tensor.name}: {what}")
+        data, self.rest = self.rest[:size], self.rest[size:]
+        return tensor.from_bytes(data, shape)
+
+
+def _names(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(tensor.name for tensor in tensors) or "none"
+
+
+def write(
+    model: str, version: str, request: Request, results: Sequence[NDArray[Any]], interface: Interface
+) -> tuple[bytes, int | None]:
+    """Return the body of an answer, and the end of its JSON; None: it is only JSON.
+
+    Raises RequestError ("not-json") for a NaN or an infinity in an output that the client wants as JSON, and for too
+    many numbers.
+    """
+    told: list[str] = []
+    after = []
+    written = sum(results[number].size for number, binary in request.outputs if not binary)
+    if written > _MOST_WRITTEN:
+        what = f"the answer has {written:,} numbers, and as JSON {_MOST_WRITTEN:,} at most"
+        raise RequestError("not-json", f"{what}: ask for bytes (binary_data_output)")
+    for number, binary in request.outputs:
+        tensor, array = interface.outputs[number], results[number]
+        table: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(array.shape)}
+        if binary:
+            data = np.ascontiguousarray(array).tobytes()
+            after.append(data)
+            table["parameters"] = {"binary_data_size": len(data)}
+            told.append(_json(table))
+        else:
+            told.append(f'{_json(table)[:-1]},"data":[{",".join(_numbers(tensor, array))}]}}')
+    answer = {"model_name": model, "model_version": version}
+    if request.request_id is not None:
+        answer["id"] = request.request_id
+    header = f'{_json(answer)[:-1]},"outputs":[{",".join(told)}]}}'.encode()
+    return b"".join([header, *after]), len(header) if after else None
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _numbers(tensor: Tensor, array: NDArray[Any]) -> Iterator[str]:
+    """Yield the numbers of an array as JSON, some at a time."""
+    values = array.ravel()
+    if array.dtype.kind not in "biu":
+        values = values.astype(np.float64)
+        if not np.isfinite(values).all():
+            what = f"{tensor.name} has a NaN or an infinity, and JSON has neither: ask for its bytes (binary_data)"
+            raise RequestError("not-json", what)
+    for start in range(0, values.size, _AT_ONCE):
+        yield _json(values[start : start + _AT_ONCE].tolist())[1:-1]

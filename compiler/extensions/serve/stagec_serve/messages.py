@@ -1,0 +1,185 @@
+"""The messages of the Open Inference Protocol v2 over gRPC, and of Triton's extensions of it, as Protocol Buffers.
+
+They are in a pool of their own: in the default one, the same names of two packages of one process exclude each other,
+and clients have them too. `inference.proto` has their fields, and names its sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from stagec_serve.encoding import Given, InterfaceOf, Request, arrays_of, flag, known_parameters, outputs_of
+from stagec_serve.refusal import RequestError
+from stagec_serve.sequences import PARAMETERS, step_of
+from stagec_serve.tensors import Interface, Tensor
+
+_RAW = 7
+_MOST_FIELDS = 10_000
+_MOST_TYPED = 2**22
+"""Bytes of a request without its raw contents: they take many times as much memory as messages."""
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+"""The field of `InferTensorContents` for a datatype; the others are raw alone."""
+_WIDE = {
+    "bool_contents": np.bool_,
+    "int_contents": np.int32,
+    "int64_contents": np.int64,
+    "uint_contents": np.uint32,
+    "uint64_contents": np.uint64,
+    "fp32_contents": np.float32,
+    "fp64_contents": np.float64,
+}
+_FINAL = "triton_enable_empty_final_response"
+"""A parameter of Triton's clients for streams, which perf_analyzer always sends: here each answer is the only one."""
+
+
+@functools.cache
+def service() -> Any:
+    """Return the descriptor of the service, with its methods."""
+    descriptors = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("inference.binpb").read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptors.file:
+        pool.Add(file)
+    return pool.FindServiceByName("inference.GRPCInferenceService")
+
+
+@functools.cache
+def classes() -> Mapping[str, Any]:
+    """Return the class of each message that is in no other, by name: those of methods end with Request and Response."""
+    described = service().file.message_types_by_name
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in described.items()}
+
+
+def parse(name: str, body: bytes) -> Any:
+    """Return the message of this name. Raises RequestError ("request", "too-large").
+
+    It counts the fields before it reads them: one of two bytes may take a hundred in memory.
+    """
+    others = 0
+    for count, (number, size) in enumerate(_outermost(body), 1):
+        others += 0 if number == _RAW else size
+        if count > _MOST_FIELDS or others > _MOST_TYPED:
+            what = f"over {_MOST_TYPED:,} bytes beside raw_input_contents, or over {_MOST_FIELDS:,} fields"
+            raise RequestError("too-large", f"the message has {what}: send raw_input_contents")
+    try:
+        return classes()[name].FromString(body)
+    except DecodeError as error:
+        raise RequestError("request", f"the message is not a {name}: {error}") from None
+
+
+def _outermost(body: bytes) -> Iterator[tuple[int, int]]:
+    """Yield number and bytes of each field of a message, without those inside it; end where it is not well formed.
+
+    Source: https://protobuf.dev/programming-guides/encoding. What is not well formed, the parser refuses at that place.
+    """
+    place = 0
+    with contextlib.suppress(IndexError):
+        while place < len(body):
+            start = place
+            tag, place = _varint(body, place)
+            match tag & 7:
+                case 0:
+                    _, place = _varint(body, place)
+                case 1:
+                    place += 8
+                case 2:
+                    length, place = _varint(body, place)
+                    place += length
+                case 5:
+                    place += 4
+                case _:
+                    place = len(body)  # groups are in no message of the protocol: all that follows counts as one field
+            yield tag >> 3, place - start
+
+
+def _varint(body: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = body[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            break
+    return value, place
+
+
+def read(message: Any, interface_of: InterfaceOf) -> Request:
+    """Return the request in a ModelInferRequest, with every name, datatype, shape and length checked.
+
+    Raises RequestError ("request", "unsupported").
+    """
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise RequestError("request", f"{len(raw):,} raw_input_contents for {len(message.inputs):,} inputs")
+    raw = raw or [None] * len(message.inputs)
+    given = (
+        Given(tensor.name, tensor.datatype, [*tensor.shape], functools.partial(_values, tensor, data))
+        for tensor, data in zip(message.inputs, raw, strict=True)
+    )
+    known = "binary_data_output", _FINAL, *PARAMETERS
+    parameters = known_parameters("the request", plain(message.parameters), *known)
+    _raw_alone(parameters, "binary_data_output")
+    flag(parameters, _FINAL, True)
+    step = step_of(parameters)
+    interface = interface_of(step)
+    arrays = arrays_of(given, interface.inputs)
+    for output in message.outputs:
+        _raw_alone(known_parameters(output.name, plain(output.parameters), "binary_data"), "binary_data")
+    wanted = ((output.name, True) for output in message.outputs)
+    return Request(message.id, arrays, outputs_of(wanted, True, interface.outputs), step)
+
+
+def _values(given: Any, raw: bytes | None, tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
+    known_parameters(tensor.name, plain(given.parameters), "binary_data_size")  # clients of KServe send it
+    fields = [field.name for field, _ in given.contents.ListFields()]
+    if raw is not None:
+        if fields:
+            raise RequestError("request", f"{tensor.name}: expected either contents or raw_input_contents")
+        return tensor.from_bytes(memoryview(raw), shape)
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None or fields not in ([], [field]):
+        have, want = ", ".join(fields) or "nothing", field or "raw_input_contents"
+        raise RequestError("request", f"{tensor.name}: contents has {have}; expected {want} for {tensor.datatype}")
+    return tensor.from_values(np.array(getattr(given.contents, field), _WIDE[field]), shape)
+
+
+def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a map of Parameters."""
+    chosen = ((name, value, value.WhichOneof("parameter_choice")) for name, value in parameters.items())
+    return {name: getattr(value, choice) if choice else None for name, value, choice in chosen}
+
+
+def _raw_alone(parameters: Mapping[str, Any], name: str) -> None:
+    if not flag(parameters, name, True):
+        raise RequestError("unsupported", f"{name} is false; answers over gRPC are raw_output_contents")
+
+
+def write(model: str, version: str, request: Request, results: Sequence[NDArray[Any]], interface: Interface) -> bytes:
+    """Return a ModelInferResponse."""
+    tensors = [(interface.outputs[number], results[number]) for number, _ in request.outputs]
+    outputs = [{"name": t.name, "datatype": t.datatype, "shape": array.shape} for t, array in tensors]
+    response = classes()["ModelInferResponse"](
+        model_name=model,
+        model_version=version,
+        id=request.request_id,
+        outputs=outputs,
+        raw_output_contents=[np.ascontiguousarray(array).tobytes() for _, array in tensors],
+    )
+    data: bytes = response.SerializeToString()
+    return data

@@ -1,0 +1,74 @@
+"""A server's counters for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from stagec.core.builds import naming
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_ROWS = tuple(2**power for power in range(13))
+
+
+class Metrics:
+    """The counters of one server.
+
+    requests: by model and status. seconds: from the last byte of a request to its answer, by model.
+    waiting: requests in the queue, by model. sequences: the live ones, by state.
+    crowded: requests that were refused because there are too many connections.
+    loads: of bundles, by outcome ("loaded" or "failed"). load_seconds: of the last one.
+    """
+
+    log = logging.getLogger("stagec_serve")
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        what = "Requests of inference, by HTTP status"
+        self.requests = Counter("stagec_requests", what, ("model", "status"), registry=registry)
+        self.seconds = _histogram("stagec_request_seconds", "Seconds that a request took", _SECONDS, registry)
+        what = "Requests that wait for a call"
+        self.waiting = Gauge("stagec_waiting_requests", what, ("model",), registry=registry)
+        self._calls = Counter("stagec_calls", "Calls of executables", ("model", "bucket"), registry=registry)
+        self._rows = _histogram("stagec_call_rows", "Rows of a call, without padding", _ROWS, registry)
+        self._call_seconds = _histogram("stagec_call_seconds", "Seconds that a call took", _SECONDS, registry)
+        self.sequences = Gauge("stagec_sequences", "Sequences that have a state", ("state",), registry=registry)
+        what = "Sequences that ended, by reason"
+        self._ended = Counter("stagec_sequences_ended", what, ("state", "reason"), registry=registry)
+        what = "Requests that were refused because there are too many connections"
+        self.crowded = Counter("stagec_crowded_requests", what, registry=registry)
+        self.loads = Counter("stagec_loads", "Loads of the bundle, by outcome", ("outcome",), registry=registry)
+        self.load_seconds = Gauge("stagec_load_seconds", "Seconds that the last load took", registry=registry)
+        what = "1 for each model that is offered: what runs"
+        self._offered = Gauge("stagec_model", what, ("model", "version", "digest", "target", "kind"), registry=registry)
+        for metric in (self.requests, self.seconds, self.waiting, self._calls, self._rows, self._call_seconds):
+            # It takes a lock each time, and there are few.
+            metric.labels = functools.cache(metric.labels)  # type: ignore[method-assign, assignment]
+
+    def ran(self, model: str, bucket: Mapping[str, int], rows: int, seconds: float) -> None:
+        """Count a call of an executable. rows: of requests, without padding."""
+        self._calls.labels(model, naming.bucket(bucket)).inc()
+        self._rows.labels(model).observe(rows)
+        self._call_seconds.labels(model).observe(seconds)
+
+    def offered(self, rows: Iterable[tuple[str, str, str, str, str]]) -> None:
+        """Set the offered models: name, version, digest, target, and "executable" or "compiled" of each."""
+        self._offered.clear()
+        for row in rows:
+            self._offered.labels(*row).set(1)
+
+    def ended(self, state: str, reason: str) -> None:
+        """Count the end of a sequence. reason: "end", "idle", "restarted" or "failed"."""
+        self._ended.labels(state, reason).inc()
+
+    def as_text(self) -> bytes:
+        """Return all of them in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+def _histogram(name: str, what: str, buckets: Sequence[float], registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, what, ("model",), buckets=buckets, registry=registry)

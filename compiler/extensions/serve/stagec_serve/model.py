@@ -1,0 +1,379 @@
+"""A function of a bundle as a server runs it: loaded for every bucket before the first request, for several at once."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagec.checking import trials
+from stagec.core.builds import naming
+from stagec.core.messages.calls import Call
+from stagec.core.sizes.avals import Aval, physical
+from stagec.core.sizes.size import names_in
+from stagec.core.trees.tree import argument_path
+from stagec.loader.bundle import Bundle
+from stagec.loader.flat import Flat
+from stagec.loader.function import Function
+from stagec.loader.padding import Fit, Padding, shape_of
+from stagec.loader.selection import CHOSEN, Offer, Policy
+from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.calling_convention import OMITTED
+from stagec.pjrt.weights import Weight
+from stagec_serve.refusal import RequestError
+from stagec_serve.rows import why_dependent
+from stagec_serve.tensors import Tensor, interface_of
+
+Arrays = Sequence[NDArray[Any]]
+"""One for each input, or for each output, in the order of the interface."""
+PLATFORM = "stagec_aot"
+"""The platform of each model in answers to clients."""
+_TRIALS = 6
+"""The number of random inputs of the smallest bucket to compare, two at a time, if some are integers.
+
+These are drawn as 0 or 1, so two rows may be equal. Two floats are not, so two inputs are enough.
+"""
+_MOST_LINES = 4
+"""Lines of the model that a reason names."""
+
+
+class Model:
+    """A function, or a variant of one, that a server offers.
+
+    name: of the function; of a variant FUNCTION-VARIANT; with an adapter, that follows a dot. version: of the bundle.
+    digest: of the bundle with the weights that this model has; "": it is not known.
+    interface: its tensors. buckets: the sizes that there are executables for.
+    rows: the dimension along which requests are gathered; "" if they are not, and then `alone` has the reason.
+    trust: why they may be: "proven" on the StableHLO (`stagec_serve/rows.py`), or "declared" in the manifest; else "".
+    states: the arrays that it keeps between the calls of a sequence, by name.
+    target, kind: the running code: an "executable" for a target, or code "compiled" here.
+    largest: the number of rows of the largest bucket; 1 if requests are not gathered.
+    """
+
+    def __init__(self, function: Function, version: str, rows: str = "", policy: Policy = "executable_only") -> None:
+        """Load every bucket, and find out whether requests may be gathered.
+
+        They may where it is proven that each row of a result depends on its own row alone, or the manifest declares it.
+        Then results of rows beside others are also compared with results of the same rows alone.
+        rows: the dimension along which requests may be gathered; "": none is.
+        Raises RequestError ("unsupported") for a function that cannot be served, LoadError, CallError.
+        """
+        self.name, self.version, self.digest = function.name, version, ""
+        self._function, self._usage = function, function.usage
+        self.interface = interface_of(self._usage)
+        selected = function.select()
+        chosen, candidates = selected.chosen, selected.candidates
+        self.target = chosen.offer.target if chosen else ""
+        self.kind = "executable" if chosen and chosen.offer.kind == "executable" else "compiled"
+        usable = [
+            candidate.offer
+            for candidate in candidates
+            if candidate.offer.kind == "executable" and (candidate.code == CHOSEN or policy != "executable_only")
+        ]
+        offers = {naming.bucket(offer.bucket): offer for offer in usable}
+        self.buckets: list[Mapping[str, int]] = sorted(
+            (offer.bucket for offer in offers.values()),
+            key=lambda bucket: (math.prod(bucket.values()), naming.bucket(bucket)),
+        )
+        if not self.buckets:
+            what = f"{self.name}: the bundle has no executable of it that this server can use"
+            raise RequestError("unsupported", what)
+        paths = [argument_path(path) for path in self._usage.in_tree.paths()]
+        self._padding = Padding(function.padding, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)
+        self.states = self._usage.states
+        self._leaves: list[Any] = [function.weights.get(path, OMITTED) for path in paths]
+        for leaf in {leaf for state in self.states.values() for leaf in state.taken}:
+            if self._leaves[leaf] is OMITTED:
+                self._leaves[leaf] = _zeros(self._usage.in_avals[leaf])
+        self._flat: dict[str, Flat] = {}
+        # A method would hold this model, and so its weights, until the next garbage collection.
+        sizes = [leaf if leaf is OMITTED else np.broadcast_to(np.zeros(()), leaf.shape) for leaf in self._leaves]
+        self._fits = functools.lru_cache(512)(functools.partial(_fit, self._padding, self.interface.inputs, sizes))
+        if self.states:
+            self.alone = f"it keeps state: {', '.join(self.states)}"
+        else:
+            self.alone = self._why_not_declared(rows) if rows else "no dimension is named to gather along"
+        self.trust = "declared" if self._usage.serve.get("rows") else "proven"
+        if not self.alone and self.trust == "proven":
+            self.alone = self._why_not_proven(rows, offers.values())
+        self.alone = self._warm("" if self.alone else rows) or self.alone
+        self.rows = "" if self.alone else rows
+        self.trust = self.trust if self.rows else ""
+        self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
+
+    @property
+    def usage(self) -> Call:
+        """How the function is called."""
+        return self._usage
+
+    def of(self, bundle: Bundle, name: str = "", warm: bool = True) -> Model:
+        """Return the same function of a bundle with other weights, after a call with each bucket.
+
+        Whether rows are independent is known: the executables are the same. name: its own; "": the same one.
+        warm: False: the first request maps the weights. Raises LoadError, CallError.
+        """
+        variants = (function for family in bundle.values() for function in (family, *family.variants.values()))
+        function = next(function for function in variants if function.name == self._function.name)
+        model = copy.copy(self)
+        model.name, model.digest, model._function = name or self.name, bundle.digest, function
+        weights = iter(function.weights.values())
+        model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
+        model._flat = {}
+        for bucket in self.buckets if warm else ():
+            model._call(self._random(bucket, 0), model._begun())
+        return model
+
+    def avals(self, state: str) -> list[Aval]:
+        """Return the avals of the arrays of a state."""
+        kept = self.states[state]
+        return [self._usage.in_avals[i] for i in kept.taken] or [self._usage.out_avals[i] for i in kept.given]
+
+    def initial(self, state: str) -> Sequence[Any]:
+        """Return the initial value of a state: weights that the manifest binds, or zeros."""
+        return [self._leaves[leaf] for leaf in self.states[state].taken]
+
+    def _begun(self) -> dict[str, Sequence[Any]]:
+        return {name: self.initial(name) for name in self.states}
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the protocol's metadata of a model."""
+        return {
+            "name": self.name,
+            "versions": [self.version],
+            "platform": PLATFORM,
+            "inputs": [tensor.metadata() for tensor in self.interface.inputs],
+            "outputs": [tensor.metadata() for tensor in self.interface.outputs],
+        }
+
+    def config(self, delay: float, idle: float) -> dict[str, Any]:
+        """Return Triton's ModelConfig: sizes are without the rows that are gathered.
+
+        delay: seconds that requests wait. idle: seconds before a sequence ends.
+        """
+
+        def tensors(of: Sequence[Tensor]) -> list[dict[str, Any]]:
+            shapes = [tensor.metadata()["shape"][bool(self.rows) :] for tensor in of]
+            kinds = [f"TYPE_{tensor.datatype}" for tensor in of]
+            return [
+                {"name": tensor.name, "data_type": kind, "dims": dims}
+                for tensor, kind, dims in zip(of, kinds, shapes, strict=True)
+            ]
+
+        sizes = sorted({bucket[self.rows] for bucket in self.buckets}) if self.rows else []
+        gathered = {"preferred_batch_size": sizes, "max_queue_delay_microseconds": round(delay * 10**6)}
+        return {
+            "name": self.name,
+            "platform": PLATFORM,
+            "max_batch_size": self.largest if self.rows else 0,
+            "input": tensors(self.interface.inputs),
+            "output": tensors(self.interface.outputs),
+            **({"dynamic_batching": gathered} if self.rows else {}),
+            **({"sequence_batching": {"max_sequence_idle_microseconds": round(idle * 10**6)}} if self.states else {}),
+        }
+
+    def fit(self, arrays: Arrays) -> Fit:
+        """Return how arrays go into the smallest bucket. Raises RequestError ("request") if none holds them."""
+        fit = self._fits(tuple(array.shape for array in arrays))
+        if fit is not None:
+            return fit
+        given = ", ".join(
+            f"{tensor.name} is {Aval(tensor.aval.dtype, array.shape)}"
+            for tensor, array in zip(self.interface.inputs, arrays, strict=True)
+        )
+        buckets = "; ".join(filter(None, map(naming.bucket, self.buckets)))
+        padded = ", ".join(self._padding.declared)
+        more = f"; smaller sizes of {padded} are padded" if padded else ""
+        raise RequestError("request", f"{self.name}: no bucket has these sizes: {given} (buckets: {buckets}{more})")
+
+    def parts(self, arrays: Arrays) -> list[Arrays]:
+        """Return arrays in parts of at most `largest` rows; one part if they are not gathered."""
+        count = self.count(arrays)
+        if not self.rows or count <= self.largest:
+            return [arrays]
+        return [[array[i : i + self.largest] for array in arrays] for i in range(0, count, self.largest)]
+
+    def count(self, arrays: Arrays) -> int:
+        """Return the number of rows of arrays; 1 if requests are not gathered."""
+        return arrays[0].shape[0] if self.rows else 1
+
+    def run(
+        self, requests: Sequence[Arrays], kept: dict[str, Sequence[Any]] | None = None
+    ) -> tuple[Mapping[str, int], list[Arrays]]:
+        """Run requests, several as one call; return the bucket, and the results of each.
+
+        requests: checked by `fit`, each and together. Of several, all sizes but the number of rows are equal.
+        kept: for a function with state, its arrays by name; the call's results replace them.
+        """
+        together = requests[0]
+        if len(requests) > 1:
+            together = [np.concatenate(arrays) for arrays in zip(*requests, strict=True)]
+        bucket, results = self._call(together, kept)
+        if len(requests) == 1:
+            return bucket, [results]
+        split: list[Arrays] = []
+        start = 0
+        for arrays in requests:
+            end = start + self.count(arrays)
+            split.append([result[start:end] for result in results])
+            start = end
+        return bucket, split
+
+    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
+        fit = self.fit(arrays)
+        leaves = self._leaves.copy()
+        for tensor, array in zip(self.interface.inputs, arrays, strict=True):
+            leaves[tensor.leaf] = array
+        for name, state in self.states.items():
+            assert kept is not None
+            for leaf, array in zip(state.taken, kept[name], strict=True) if state.taken else ():
+                leaves[leaf] = array
+        leaves = fit.fill(leaves)
+        if self.states and kept is not None:
+            outputs: Sequence[Any] = self._flat_for(fit.bucket, leaves)(*leaves)
+            kept.update({name: [outputs[leaf] for leaf in s.given] for name, s in self.states.items() if s.given})
+        else:
+            args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
+            outputs = self._usage.out_tree.flatten(self._function(*args, **kwargs))
+        outputs = fit.cut(outputs)
+        return fit.bucket, [np.asarray(outputs[tensor.leaf]) for tensor in self.interface.outputs]
+
+    def _flat_for(self, bucket: Mapping[str, int], leaves: Sequence[Any]) -> Flat:
+        """Return the function with results that always stay on the device."""
+        name = naming.bucket(bucket)
+        if name not in self._flat:
+            args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
+            self._flat[name] = self._function.flat(*args, **kwargs)
+        return self._flat[name]
+
+    def _random(self, bucket: Mapping[str, int], seed: int) -> Arrays:
+        """Return inputs of the sizes of a bucket, the same for the same seed."""
+        avals = [Aval(tensor.aval.dtype, shape_of(tensor.aval, bucket)) for tensor in self.interface.inputs]
+        return trials.random_arrays(avals, seed)
+
+    def _why_not_declared(self, rows: str) -> str:
+        """Return why the manifest does not let requests be gathered along a dimension; "" if it does."""
+        if rows not in self._padding.declared:
+            return f"the manifest declares no padding of {rows}"
+        for tensor in (*self.interface.inputs, *self.interface.outputs):
+            uses = [dim for dim in tensor.aval.shape if isinstance(dim, str) and rows in names_in(dim)]
+            if uses != [rows] or tensor.aval.shape[0] != rows:
+                return f"{tensor.name} is {tensor.aval}, and its rows are not those of {rows}"
+        if not self.interface.inputs or not self.interface.outputs:
+            return "it has no inputs, or no outputs"
+        mask = self._padding.declared[rows]["mask"]
+        if any(dim == rows and not self._usage.in_avals[leaf].shape for leaf, dim in self._padding.mask_leaves.items()):
+            return f"{mask} is the number of rows, which other requests change"
+        return ""
+
+    def _why_not_proven(self, rows: str, offers: Iterable[Offer]) -> str:
+        """Return why it is not proven that rows are independent; "" if it is."""
+        variant, _ = self._function.chosen({})
+        of_inputs = [aval.shape.index(rows) if rows in aval.shape else None for aval in self._usage.in_avals]
+        for offer in offers:
+            if offer.bucket[rows] == 1:  # a row is alone, and not padded
+                continue
+            module, parameters = variant.module(offer)
+            inputs = {number: dim for number, leaf in enumerate(parameters) if (dim := of_inputs[leaf]) is not None}
+            outputs = {tensor.leaf: 0 for tensor in self.interface.outputs}
+            try:
+                ending = why_dependent(module, offer.bucket[rows], inputs, outputs)
+            except ValueError as error:
+                return f"no proof that its rows are independent: {error}"
+            if ending:
+                lines = variant.lines(ending.operation)
+                shown = ", ".join(lines[:_MOST_LINES]) + (" and others" if len(lines) > _MOST_LINES else "")
+                place = f" (in {shown})" if shown else ""
+                what = f"no proof that its rows are independent: {ending}{place}"
+                return f'{what}; if they are, the manifest may say serve.rows = "independent"'
+        return ""
+
+    def _warm(self, rows: str) -> str:
+        """Call every bucket; return why requests are not gathered along a dimension, "" if they can be.
+
+        rows: the dimension; "": nobody asks. XLA prepares much of an executable in its first call, on one core, so
+        several buckets are called at a time, the largest first: they take longest.
+        """
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "stagec-warm") as pool:
+            asked = functools.partial(self._why_dependent, rows)
+            reasons = list(pool.map(asked, reversed(self.buckets)))
+        return next(filter(None, reversed(reasons)), "")
+
+    def _why_dependent(self, rows: str, bucket: Mapping[str, int]) -> str:
+        """Call a bucket; return why requests are not gathered in it along a dimension, "" if they can be.
+
+        This is a second look, beside the proof or the declaration: how an executable rounds may depend on the place of
+        a row, and a declaration may be wrong. Other rows around a row, padding, or another place of it must not change
+        one bit of its result. A row is the last one of a full call, and the first one, and the last before padding, of
+        a call with as few rows as get this bucket. The smallest bucket is asked more often, as it takes the least time,
+        and what a function does to rows is the same in all: also with other rows that are equal to the row, huge, NaN,
+        and zero, because rare dependence (a capacity, a scale, a check for NaN) does not show between random rows.
+        """
+        size = bucket[rows] if rows else 1
+        if size == 1:
+            self._call(self._random(bucket, 0), self._begun())
+            return ""
+        sizes = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0}]
+        count = 1 + max((other for other in sizes if other < size), default=0)
+        places = {0, count - 1} if count < size else {0}
+        has_integers = any(tensor.dtype.kind in "biu" for tensor in self.interface.inputs)
+        is_smallest = size == min(b[rows] for b in self.buckets if b[rows] > 1)
+        for seed in range(0, _TRIALS if has_integers and is_smallest else 2, 2):
+            full, few = self._random(bucket, seed), self._random({**bucket, rows: count}, seed + 1)
+            for place in places:
+                for array, values in zip(few, full, strict=True):
+                    array[place] = values[-1]
+            _, of_full = self._call(full)
+            wanted = [result[-1].tobytes() for result in of_full]
+            compared = [(few, places), *((other, {size - 1}) for other in _unusual(full) if is_smallest)]
+            for arrays, where in compared:
+                _, results = self._call(arrays)
+                for tensor, result, bits in zip(self.interface.outputs, results, wanted, strict=True):
+                    if any(result[place].tobytes() != bits for place in where):
+                        what = "a row's result depends on its place, on other rows, or on padding"
+                        return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
+        return ""
+
+
+def _unusual(arrays: Arrays) -> Iterator[Arrays]:
+    """Yield arrays with the same last rows, and other rows that are equal to these, zero, huge, and NaN."""
+    for value in (lambda array: array[-1], lambda _: 0, _huge, lambda array: np.nan if _is_float(array) else 1):
+        changed = [array.copy() for array in arrays]
+        for array in changed:
+            array[:-1] = value(array)
+        yield changed
+
+
+def _huge(array: NDArray[Any]) -> Any:
+    if not _is_float(array):
+        return 1 if array.dtype.kind == "b" else min(np.iinfo(array.dtype).max, 2**15)
+    return 6e4 if array.dtype == np.float16 else 3e38
+
+
+def _is_float(array: NDArray[Any]) -> bool:
+    return array.dtype.kind not in "biu"  # bfloat16 is of the kind V
+
+
+def _fit(
+    padding: Padding, inputs: Sequence[Tensor], leaves: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+) -> Fit | None:
+    """Return how inputs of these shapes go into the smallest bucket; None if none holds them.
+
+    leaves: of the function, flat, with the shapes of those that are not inputs.
+    """
+    given = [*leaves]
+    for tensor, shape in zip(inputs, shapes, strict=True):
+        given[tensor.leaf] = np.broadcast_to(np.zeros((), tensor.dtype), shape)  # takes no memory
+    return padding.fit(given)
+
+
+def _zeros(aval: Aval) -> NDArray[Any]:
+    """Return zeros that take no memory."""
+    stored = physical(aval)
+    return np.broadcast_to(np.zeros((), dtype_of(stored)), tuple(map(int, stored.shape)))

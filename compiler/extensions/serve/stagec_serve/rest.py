@@ -1,0 +1,214 @@
+"""The Open Inference Protocol v2 over HTTP, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stagec_serve import encoding, spans
+from stagec_serve.model import Arrays, Model
+from stagec_serve.refusal import STATUS, RequestError
+from stagec_serve.service import DIGEST, Chosen, Service
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_MODEL = re.compile(r"/v2/models/([\w.+-]+)(?:/versions/([\w.+-]+))?(?:/(ready|config|infer))?")
+_REPOSITORY = re.compile(r"/v2/repository/models/([\w.+-]+)/(load|unload)")
+MOST_HEADERS = 2**16
+"""Bytes of the headers of a request."""
+_PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
+_LOOK = 0.02
+"""Seconds between checks whether the client is still there."""
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
+
+
+class _Disconnected(Exception):
+    """The client is gone."""
+
+
+class Application:
+    """An ASGI application that offers the models of a service.
+
+    crowded: whether there are more connections than there may be; then it answers probes alone.
+    """
+
+    def __init__(self, service: Service, probes: bool = False) -> None:
+        """probes: whether it only says how the server is, which it may do in another thread than the service's."""
+        self._service, self._probes = service, probes
+        self.crowded: Callable[[], bool] = lambda: False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        assert scope["type"] == "http", scope["type"]
+        closes = self._service.ending
+        try:
+            _check_headers(scope["headers"])
+            answer = await self._answer(scope, receive)
+        except _Disconnected:
+            return
+        except RequestError as error:
+            answer = _json({"error": str(error)}, STATUS[error.code])
+            closes |= error.code in ("headers", "crowded", "slow")
+        except Exception as error:
+            self._service.metrics.log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            answer = _json({"error": "the server failed; its log says why"}, STATUS["failed"])
+        closing = [(b"connection", b"close")] if closes else []
+        length = (b"content-length", str(len(answer.body)).encode())
+        headers = [*answer.headers, length, *closing]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
+        service, method, path = self._service, scope["method"], scope["path"].removesuffix("/")
+        if path not in _PROBES and self._probes:
+            raise RequestError("not-found", f"this port has {', '.join(_PROBES)} alone")
+        if path not in _PROBES and self.crowded():
+            service.metrics.crowded.inc()
+            raise RequestError("crowded", "the server has as many connections as it may; try again later")
+        match = _MODEL.fullmatch(path)
+        if match:
+            batcher = service.batcher(match[1], match[2])
+            if match[3] == "infer":
+                _only(method, "POST")
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+                with spans.request(match[1], headers), service.counted(match[1], match[2]) as chosen:
+                    return await self._infer(chosen, headers, receive)
+            _only(method, "GET", "HEAD")
+            if match[3] == "config":
+                return _json(service.config(batcher))
+            return _json({"name": match[1], "ready": True} if match[3] else batcher.model.metadata())
+        if path == "/v2/repository/index":
+            _only(method, "POST")
+            with contextlib.ExitStack() as held:
+                return _json(service.index(encoding.read_index(await self._body(None, receive, held))))
+        if match := _REPOSITORY.fullmatch(path):
+            _only(method, "POST")
+            with contextlib.ExitStack() as held:
+                body = await self._body(None, receive, held)
+                await service.change(match[1], match[2], encoding.read_change(body))
+            return _json({})
+        if path not in ("/v2", *_PROBES):
+            raise RequestError("not-found", f"there is nothing at {path[:200]}")
+        _only(method, "GET", "HEAD")
+        if path == "/metrics":
+            return _Answer(200, service.metrics.as_text(), ((b"content-type", b"text/plain; version=0.0.4"),))
+        if path == "/v2":
+            return _json(service.metadata(["binary_tensor_data", "model_repository"]))
+        if path == "/v2/health/live":
+            return _json({"live": True})
+        loading = {"loading": service.loading} if service.loading else {}
+        return _json({"ready": service.ready, **loading}, 200 if service.ready else 503)
+
+    async def _infer(self, chosen: Chosen, headers: Mapping[str, str], receive: Receive) -> _Answer:
+        if headers.get("content-encoding", "identity") != "identity":
+            raise RequestError("encoding", "a compressed body is not supported: send it as it is")
+        with contextlib.ExitStack() as held:
+            body = await self._body(headers.get("content-length"), receive, held)
+            header_length = headers.get(encoding.HEADER_LENGTH)
+            self._service.hold(encoding.memory(body, header_length), held)
+            async with _while_connected(receive):
+                return await self._work(chosen, body, header_length, held)
+
+    async def _body(self, length: str | None, receive: Receive, held: contextlib.ExitStack) -> bytes:
+        """Return the body of a request. held: gives its bytes back to the limit of all bodies."""
+        limits = self._service.limits
+        most = limits.body
+        if length is not None and int(length) > most:
+            raise RequestError("too-large", f"a body of {length} bytes is over the limit of {most:,}")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limits.seconds):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Disconnected
+                    part = message.get("body", b"")
+                    if len(body) + len(part) > most:
+                        raise RequestError("too-large", f"the body is over the limit of {most:,} bytes")
+                    self._service.hold(len(part), held)
+                    body += part
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise RequestError("slow", f"the body took over {limits.seconds:g} seconds") from None
+        return bytes(body)
+
+    async def _work(
+        self, chosen: Chosen, body: bytes, header_length: str | None, held: contextlib.ExitStack
+    ) -> _Answer:
+        def read(interface_of: encoding.InterfaceOf) -> encoding.Request:
+            return encoding.read(body, header_length, interface_of, chosen.batcher.model.name)
+
+        def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None, str]:
+            return *encoding.write(model.name, model.version, request, results, model.interface), model.digest
+
+        answer, end, digest = await self._service.answer(chosen, len(body), held, read, write)
+        which = (DIGEST.encode(), digest.encode())
+        if end is None:
+            return _Answer(200, answer, ((b"content-type", b"application/json"), which))
+        length = (encoding.HEADER_LENGTH.encode(), str(end).encode())
+        return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
+
+
+def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise RequestError ("headers") for too many, and for two ways to say where the body ends.
+
+    A proxy may choose the other one, and so see other requests: https://www.rfc-editor.org/rfc/rfc9112#section-6.3.
+    """
+    names = [name for name, _ in headers]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise RequestError("headers", "the request has Content-Length and Transfer-Encoding: send one of them")
+    if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
+        raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
+
+
+@contextlib.asynccontextmanager
+async def _while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Raise _Disconnected in a block when its client is gone. Most blocks end before anybody looks."""
+    loop, block = asyncio.get_running_loop(), asyncio.current_task()
+    assert block is not None
+    watch: asyncio.Task[None] | None = None
+    gone = False
+
+    async def wait() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        block.cancel()
+
+    def look() -> None:
+        nonlocal watch
+        watch = asyncio.create_task(wait())
+
+    timer = loop.call_later(_LOOK, look)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and not block.uncancel():
+            raise _Disconnected from None
+        raise
+    finally:
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
+
+
+def _json(value: object, status: int = 200) -> _Answer:
+    return _Answer(status, json.dumps(value, separators=(",", ":")).encode())
+
+
+def _only(method: str, *methods: str) -> None:
+    if method not in methods:
+        raise RequestError("method", f"the method is {method[:20]}; expected {' or '.join(methods)}")

@@ -1,0 +1,181 @@
+"""The Open Inference Protocol v2 over gRPC, and the parts of Triton's that its clients ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from stagec.core.messages.errors import mistake
+from stagec_serve import messages, spans
+from stagec_serve.encoding import Request
+from stagec_serve.model import Arrays, Model
+from stagec_serve.refusal import GRPC_STATUS, RequestError
+from stagec_serve.service import DIGEST, Service, maybe_in_thread
+
+_QUIET = 0.2
+"""A server that is ending stops after this many seconds without a call."""
+_MOST_REFUSED = 5
+"""The most seconds in which it refuses calls."""
+_MOST_TEXT = 2000
+"""Characters of an error: it is a header, and clients refuse long ones."""
+
+
+class RpcServer:
+    """A server that offers the models of a service. Make it in the thread of its event loop."""
+
+    def __init__(self, service: Service, connections: int) -> None:
+        """connections: calls at a time."""
+        limits = service.limits
+        milliseconds = max(1, int(limits.seconds * 1000))
+        self._service = service
+        self._ending = False
+        self._calls, self._last = 0, 0.0
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", limits.body),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", 2**14),
+                ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", milliseconds),
+                ("grpc.max_connection_idle_ms", milliseconds),
+                ("grpc.keepalive_time_ms", milliseconds),
+                ("grpc.keepalive_timeout_ms", milliseconds),
+            ],
+            maximum_concurrent_rpcs=connections,
+        )
+        # Each call has one message each way. As a stream, we can limit the time of the first message.
+        protocol = messages.service()
+        handlers = {
+            method: grpc.stream_stream_rpc_method_handler(functools.partial(self._counted, method))
+            for method in protocol.methods_by_name
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(protocol.full_name, handlers),))
+
+    async def start(self, address: str, tls: Sequence[str] = ()) -> str:
+        """Listen at `HOST:PORT`, or `unix:PATH`; return it with the port that it is. Raises StagecError.
+
+        tls: files of the certificate and its key; empty: there is no TLS.
+        """
+        try:
+            if tls:
+                certificate, key = (Path(file).read_bytes() for file in tls)
+                credentials = grpc.ssl_server_credentials([(key, certificate)])
+                port = self._server.add_secure_port(address, credentials)
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise mistake(f"{address}: cannot listen there", "give another --host or --grpc-port") from None
+        await self._server.start()
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    async def stop(self) -> None:
+        """Answer the calls that came, and refuse others as UNAVAILABLE, which says that they did not run.
+
+        grpc cancels calls that come when it stops, and their clients do not know whether they ran. So it stops when no
+        call has come for a moment, or after a while.
+        """
+        self._ending = True
+        loop = asyncio.get_running_loop()
+        began = self._last = loop.time()
+        while self._calls or loop.time() - self._last < _QUIET:
+            if not self._calls and loop.time() - began > _MOST_REFUSED:
+                break
+            await asyncio.sleep(_QUIET / 10)
+        await self._server.stop(0)
+
+    async def _counted(self, method: str, _: object, context: Any) -> None:
+        self._last = asyncio.get_running_loop().time()
+        if self._ending:
+            _refuse(context, "unavailable", "the server ends; this call did not run")
+            return
+        self._calls += 1
+        try:
+            with contextlib.ExitStack() as held:
+                try:
+                    response = await self._answer(method, context, held)
+                except RequestError as error:
+                    _refuse(context, error.code, str(error))
+                    return
+                await context.write(response)
+        finally:
+            self._calls -= 1
+
+    async def _answer(self, method: str, context: Any, held: contextlib.ExitStack) -> bytes:
+        """Return the response of one call.
+
+        grpc's iterator of messages is in a cycle with the last one that it gave, which so lives until a garbage
+        collection; `read` keeps nothing.
+        """
+        seconds = self._service.limits.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                body = await context.read()
+        except TimeoutError:
+            raise RequestError("slow", f"the message took over {seconds:g} seconds") from None
+        if body is grpc.aio.EOF:
+            raise RequestError("request", f"{method} needs a message")
+        self._service.hold(len(body), held)
+        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        return await self._response(method, body, context, headers, held)
+
+    async def _response(
+        self, method: str, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack
+    ) -> bytes:
+        if method == "ModelInfer":
+            return await self._infer(body, context, headers, held)
+        request = messages.parse(f"{method}Request", body)
+        if method.startswith("RepositoryModel"):
+            # KServe's message has the name in the first field, Triton's that of a repository.
+            name = request.model_name or request.repository_name
+            parameters = messages.plain(request.parameters)
+            await self._service.change(name, method.removeprefix("RepositoryModel").lower(), parameters)
+            return b""
+        response = messages.classes()[f"{method}Response"](**self._told(method, request))
+        data: bytes = response.SerializeToString()
+        return data
+
+    def _told(self, method: str, request: Any) -> dict[str, Any]:
+        """Return the fields of a response."""
+        service = self._service
+        match method:
+            case "ServerLive":
+                return {"live": True}
+            case "ServerReady":
+                return {"ready": service.ready}
+            case "ServerMetadata":
+                return service.metadata(["model_repository"])
+            case "RepositoryIndex":
+                return {"models": service.index(request.ready)}
+        try:
+            batcher = service.batcher(request.name, request.version or None)
+        except RequestError:
+            if method == "ModelReady":
+                return {"ready": False}
+            raise
+        if method == "ModelReady":
+            return {"ready": True}
+        return {"config": self._service.config(batcher)} if method == "ModelConfig" else batcher.model.metadata()
+
+    async def _infer(self, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack) -> bytes:
+        message = await maybe_in_thread(len(body), held, lambda: messages.parse("ModelInferRequest", body))
+        name, version = message.model_name, message.model_version or None
+
+        def write(model: Model, request: Request, results: Arrays) -> bytes:
+            context.set_trailing_metadata(((DIGEST, model.digest),))
+            return messages.write(model.name, model.version, request, results, model.interface)
+
+        with spans.request(name, headers), self._service.counted(name, version) as chosen:
+            read = functools.partial(messages.read, message)
+            return await self._service.answer(chosen, len(body), held, read, write)
+
+
+def _refuse(context: Any, code: str, text: str) -> None:
+    """End a call with an error. `abort` of grpc raises, and its exception is in a cycle with all frames below it."""
+    context.set_code(getattr(grpc.StatusCode, GRPC_STATUS[code]))
+    context.set_details(text[:_MOST_TEXT])

@@ -1,0 +1,418 @@
+"""A server process: a bundle, its models, a socket, and a shutdown that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import json
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from stagec.core.messages.errors import StagecError, mistake
+from stagec.core.messages.refusal import Refusal
+from stagec.loader.bundle import Bundle
+from stagec.loader.selection import Policy
+from stagec_serve.batching import Batcher
+from stagec_serve.metrics import Metrics
+from stagec_serve.model import Model
+from stagec_serve.rest import MOST_HEADERS, Application
+from stagec_serve.sequences import IDLE, Sequences
+from stagec_serve.service import Limits, Repository, Service
+from stagec_serve.swapping import Swapping
+
+if TYPE_CHECKING:
+    from stagec_serve.rpc import RpcServer
+
+Tell = Callable[[str], None]
+"""Takes how far loading is, for people."""
+_CGROUPS = Path("/sys/fs/cgroup")
+_ATTACHING = 0.05
+"""Seconds in which asyncio makes connections of what it has accepted."""
+_LAST = 0.3
+"""Seconds between the last connection and the end of those that have no request."""
+_BACKLOG = 2048
+"""Connections that wait to be accepted, at most."""
+_WATCH = 1
+"""Seconds between two looks at a file that is watched."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a server runs.
+
+    delay: seconds that a request waits for others; None: as `Batcher` says. queue: requests of a model that may wait.
+    threads: calls at a time; 0: as many as there are cores.
+    connections: at a time; of gRPC, calls at a time.
+    drain: seconds after SIGTERM while the server still takes new requests.
+    tls: files of the certificate with its chain, and of its key, in PEM; empty: there is no TLS.
+    control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
+    keep_alive: seconds without a request after which a connection ends.
+    sequences: the most at a time, of each state. idle: seconds before one ends, if the manifest does not say.
+    """
+
+    delay: float | None = None
+    queue: int = 1000
+    threads: int = 0
+    connections: int = 1000
+    drain: float = 5
+    tls: tuple[str, str] | tuple[()] = ()
+    control: bool = False
+    watch: str = ""
+    keep_alive: float = 75
+    sequences: int = 64
+    idle: float = IDLE
+    limits: Limits = field(default_factory=Limits)
+
+
+class Loaded(NamedTuple):
+    """A bundle's models.
+
+    models: by name. left_out: why each of the other functions is not offered. swapping: gives models other weights.
+    close: unloads the bundle.
+    """
+
+    models: Mapping[str, Model]
+    left_out: Mapping[str, str]
+    swapping: Swapping
+    close: Callable[[], None]
+
+
+def models_of(
+    bundle: Bundle, gather: str, policy: Policy = "executable_only", tell: Tell = lambda _: None
+) -> tuple[dict[str, Model], dict[str, str]]:
+    """Return the models of a bundle by name, loaded, and why each of the other functions is left out.
+
+    A function with variants is several models, FUNCTION-VARIANT. tell: is called before each with how many there are.
+    """
+    models: dict[str, Model] = {}
+    left_out: dict[str, str] = {}
+    variants = [variant for function in bundle.values() for variant in function.variants.values() or [function]]
+    for number, variant in enumerate(variants):
+        tell(f"{number} of {len(variants)} models are loaded")
+        try:
+            model = Model(variant, bundle.version, gather, policy)
+        except Refusal as error:
+            left_out[variant.name] = str(error).partition("\n")[0]
+            continue
+        if why := _other_state(model, models.values()):
+            left_out[variant.name] = why
+        else:
+            model.digest = bundle.digest
+            models[variant.name] = model
+    return models, left_out
+
+
+def cores() -> int:
+    """Return how many calls may run at a time: the cores of this process, or fewer if its cgroup may use less time.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max), and cpu.cfs_quota_us of version 1.
+    """
+    count = len(os.sched_getaffinity(0))
+    for quota, period in _quotas():
+        count = min(count, max(1, math.ceil(quota / period)))
+    return count
+
+
+def _quotas() -> Iterator[tuple[int, int]]:
+    """Yield microseconds of CPU time and of the time in which they may be used, of this cgroup and those above it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, place = line.split(":", 2)
+            root = _CGROUPS if not controllers else _CGROUPS / "cpu"
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            folder = root / place.lstrip("/")
+            while folder.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError):
+                    if controllers:
+                        words = [(folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period")]
+                    else:
+                        words = (folder / "cpu.max").read_text("utf-8").split()
+                    quota, period = map(int, words)  # "max" is not a number, and -1 means no limit
+                    if quota > 0:
+                        yield quota, period
+                folder = folder.parent
+
+
+def _other_state(model: Model, others: Iterable[Model]) -> str:
+    """Return why a model cannot share its states with others; "" if it can."""
+    for other in others:
+        for name in model.states.keys() & other.states.keys():
+            if model.avals(name) != other.avals(name):
+                mine, theirs = (", ".join(map(str, which.avals(name))) for which in (model, other))
+                return f"its state {name} is {mine}, and that of {other.name} is {theirs}"
+    return ""
+
+
+def listen(host: str, port: int, path: str = "") -> socket.socket:
+    """Return a socket of this address; nobody can connect before `serve`. Raises StagecError.
+
+    path: of a Unix socket, instead of host and port. One that a server has left behind is removed.
+    """
+    if path:
+        return _listen_at(path)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        write = "give another --host or --port"
+        raise mistake(f"{host}:{port}: cannot listen there: {error.strerror}", write) from None
+    return listener
+
+
+def _listen_at(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, contextlib.suppress(FileNotFoundError):
+            if other.connect_ex(path) == errno.ECONNREFUSED and Path(path).is_socket():
+                Path(path).unlink()
+        listener.bind(path)
+    except OSError as error:
+        raise mistake(f"{path}: cannot listen there: {error.strerror or error}", "give another --socket") from None
+    return listener
+
+
+async def serve(
+    load: Callable[[Tell], Loaded],
+    listener: socket.socket,
+    options: Options,
+    ready: Callable[[Repository, str], None],
+    grpc_address: str = "",
+    probes: socket.socket | None = None,
+) -> None:
+    """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
+
+    It listens at once; until the models are loaded it is live and not ready.
+    load: loads the bundle as it is then, in a thread, and calls its argument with how far it is; raises StagecError or
+    Refusal, and if it is the first load, so does this.
+    ready: called when the models are loaded, with them and the address for gRPC; "": there is none.
+    grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
+    probes: answers probes and gives metrics too, in a thread of its own, which waits for nothing else; None: none does.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # each connection takes a descriptor, and the usual soft limit is 1,024
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    metrics, identity = Metrics(), _identity(options.watch)
+    count = options.threads or cores()
+    with ThreadPoolExecutor(count, "stagec-call") as threads:
+        free = asyncio.Semaphore(count)
+
+        def repository() -> Repository:
+            began = time.monotonic()
+            loaded = load(service.tell)
+            metrics.load_seconds.set(time.monotonic() - began)
+            batchers = {
+                name: Batcher(model, options.delay, options.queue, free, threads, metrics)
+                for name, model in loaded.models.items()
+            }
+            return Repository(batchers, loaded.left_out, loaded.swapping, loaded.close)
+
+        sequences = Sequences(options.sequences, options.idle, metrics)
+        service = Service(metrics, options.limits, repository, options.control, sequences)
+        certificate, key = options.tls or (None, None)
+        application = Application(service)
+        config = _config(application, options, ssl_certfile=certificate, ssl_keyfile=key)
+        try:
+            config.load()  # reads certificate and key
+        except OSError as error:  # and of ssl
+            raise mistake(f"{' and '.join(options.tls)}: not a certificate and its key in PEM: {error}") from None
+        rpc = None
+        if grpc_address:
+            from stagec_serve.rpc import RpcServer  # it takes a while, and not everybody wants it
+
+            rpc = RpcServer(service, options.connections)
+            grpc_address = await rpc.start(grpc_address, options.tls)
+        server = _Server(config, service, options.drain, rpc)
+        application.crowded = lambda: len(server.server_state.connections) > options.connections
+        if probes is not None:
+            probing = uvicorn.Server(_config(Application(service, probes=True), options))
+            run = functools.partial(asyncio.run, probing.serve([probes]))
+            threading.Thread(target=run, name="stagec-probes", daemon=True).start()
+
+        async def start() -> None:
+            """Load the models, and watch their file from then on."""
+            try:
+                await service.reload()
+            except BaseException:
+                server.should_exit = True
+                raise
+            ready(service.repository, grpc_address)
+            if options.watch:
+                await _watch(options.watch, identity, service)
+
+        starting = asyncio.create_task(start())
+        await server.serve([listener])
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+
+
+def _config(application: Application, options: Options, **tls: str | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http=_protocol(options.limits.seconds),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MOST_HEADERS,
+        timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
+        backlog=_BACKLOG,
+        **tls,  # type: ignore[arg-type]
+    )
+
+
+async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> None:
+    """Load the bundle's file whenever it changes, until this is cancelled. It logs a failure to load.
+
+    known: the identity of the file that is loaded.
+    """
+    while True:
+        await asyncio.sleep(_WATCH)
+        now = _identity(path)
+        if now is None or now == known:
+            continue
+        known = now
+        try:
+            await service.reload()
+        except (StagecError, Refusal) as error:
+            service.metrics.log.error("the models stay as they are: %s", str(error).partition("\n")[0])
+        except Exception as error:
+            service.metrics.log.exception("the models stay as they are", exc_info=error)
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """Return a number that changes when a file is replaced; None if there is no file."""
+    try:
+        file = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return file.st_dev, file.st_ino, file.st_mtime_ns, file.st_size
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server with another end: after SIGTERM it takes requests for a while, and says that it ends."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        drain: float,
+        rpc: RpcServer | None,
+    ) -> None:
+        super().__init__(config)
+        self._service, self._drain, self._rpc = service, drain, rpc
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # To close a socket resets the connections that nobody has accepted yet, asyncio's server those that it has not
+        # attached yet, and uvicorn those with bytes that nobody has read: so all are taken, and get a moment.
+        loop = asyncio.get_running_loop()
+        for listener in sockets or ():
+            loop.remove_reader(listener)
+            await asyncio.sleep(_ATTACHING)
+            while select.select([listener], [], [], 0)[0]:
+                connection, _ = listener.accept()
+                await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_LAST)
+        stops = [self._rpc.stop()] if self._rpc else []
+        await asyncio.gather(super().shutdown(sockets), *stops)
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        return protocol(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number, seconds in ((signal.SIGTERM, self._drain), (signal.SIGINT, 0)):
+            loop.add_signal_handler(number, self._end, seconds)
+        yield
+
+    def _end(self, seconds: float) -> None:
+        self._service.ending = True
+        asyncio.get_running_loop().call_later(seconds, setattr, self, "should_exit", True)
+
+
+def _protocol(seconds: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol that waits no longer than that for headers, and for a client to read its answer."""
+
+    class Protocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+        _refused = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._limit()
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            if self.timeout_keep_alive_task is not None and self._timer is not None:  # a request begins
+                self._timer.cancel()
+                self._timer = None
+            super().data_received(data)
+            self._limit()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse bytes that are not HTTP, as everything else: with JSON."""
+            import h11  # it comes with uvicorn, the package that is missing where both are
+
+            head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+            body = json.dumps({"error": msg}).encode()
+            for event in (h11.Response(status_code=400, headers=head), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            # With bytes that nobody has read, to close is to reset, and the client may not see the answer.
+            self._refused = True
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.loop.call_later(_LAST, self.transport.close)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            if self._timer is not None:
+                self._timer.cancel()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._limit()
+
+        def _limit(self) -> None:
+            """Start the limit if no request is under way, and end it if one is."""
+            under_way = self.cycle is not None and not self.cycle.response_complete
+            if under_way and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            elif not under_way and self._timer is None:
+                self._timer = self.loop.call_later(seconds, self._close)
+
+        def _close(self) -> None:
+            self._timer = None
+            if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
+                self.transport.abort()
+            elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+                self.transport.close()  # a connection without a request ends as `keep_alive` says
+
+    return Protocol

@@ -1,0 +1,136 @@
+"""`stagec add-jaxlib`: compile executables with this process's jaxlib from the exported artifacts in a bundle.
+
+The bundle has all inputs of a compile action: the artifact, and in the description of each executable the target in
+full. So `stagec compile` runs as in a build, and what it makes must differ from the executable that is there in the
+jaxlib alone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stagec.audit import measurements
+from stagec.bundle import expiry, index
+from stagec.bundle.additions import bases
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import Description
+from stagec.bundle.writing import Member
+from stagec.core.builds import actions, components, specs
+from stagec.core.messages.errors import Problem, StagecError, nearest
+from stagec.core.messages.progress import Progress
+from stagec.pjrt import compatibility
+from stagec.stages.describing import spec_of
+
+
+class _Wanted(NamedTuple):
+    """An executable to make. name: in the plan. artifact: its function in the index. like: the existing one."""
+
+    name: str
+    artifact: str
+    like: Description
+    spec: specs.ExecutableSpec
+
+
+def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> list[Member]:
+    """Return an executable of this process's jaxlib for each function, target and bucket that have none of it.
+
+    targets: names of those to compile for; none: all. Raises StagecError, with all faults before it compiles anything:
+    a target that is not there, nothing to add, an artifact past its promise; and for what cannot be compiled.
+    """
+    jaxlib = compatibility.version()
+    problems = [
+        Problem(archive.path, "", f"no target {name!r}", nearest(name, archive.index["targets"]))
+        for name in targets
+        if name not in archive.index["targets"]
+    ]
+    unsuitable = compatibility.refusal()
+    problems += [Problem(archive.path, "", unsuitable)] if unsuitable else []
+    before = bases(archive)
+    first = before[-1].index if before else archive.index
+    wanted = []
+    for artifact, function in archive.index["functions"].items():
+        entries = _missing(function, jaxlib, targets)
+        readable, why = expiry.may_read(jaxlib, function["readable_until"], function["versions"].get("jaxlib"))
+        if entries and readable is False:
+            problems.append(
+                Problem(archive.path, artifact, why, "build the bundle again, with a newer jax in its lock")
+            )
+            continue
+        for entry in entries:
+            described = measurements.description_of(archive, entry)
+            name = entry["description"].removesuffix(".json").removesuffix(f".jaxlib-{entry['versions']['jaxlib']}")
+            try:
+                wanted.append(_Wanted(f"{name}.jaxlib-{jaxlib}", artifact, described, spec_of(described)))
+            except ValueError as error:
+                problems.append(Problem(archive.path, name, str(error), _OTHERS))
+    if wanted and jaxlib in index.jaxlibs(first):
+        what = f"it was built with executables of jaxlib {jaxlib}, and lacks some: an addition is of a new jaxlib"
+        problems.append(Problem(archive.path, "", what, "name it in the manifest for all targets, and build again"))
+    if not problems and not wanted:
+        problems.append(Problem(archive.path, "", _nothing_to_add(archive, jaxlib, targets)))
+    if problems:
+        raise StagecError(*problems)
+    progress.total = len(wanted)
+    with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
+        return [_compile(archive, executable, Path(scratch), progress) for executable in wanted]
+
+
+_OTHERS = "name the targets that can be compiled: --target NAME"
+
+
+def _missing(function: Mapping[str, Any], jaxlib: str, targets: Collection[str]) -> list[Mapping[str, Any]]:
+    """Return the newest executable of a function for each target and bucket without one of this jaxlib."""
+    newest = {index.key_of(entry)[:2]: entry for entry in sorted(function["executables"], key=index.order)}
+    here = {index.key_of(entry)[:2] for entry in function["executables"] if entry["versions"]["jaxlib"] == jaxlib}
+    return [entry for key, entry in newest.items() if key not in here and (not targets or entry["target"] in targets)]
+
+
+def _nothing_to_add(archive: Archive, jaxlib: str, targets: Collection[str]) -> str:
+    entries = [entry for function in archive.index["functions"].values() for entry in function["executables"]]
+    if any(not targets or entry["target"] in targets for entry in entries):
+        return f"it has the executables of jaxlib {jaxlib} already"
+    return "it has no executable, and so nothing says what to compile for"
+
+
+def _compile(archive: Archive, wanted: _Wanted, scratch: Path, progress: Progress) -> Member:
+    """Compile as an action does. Raises StagecError."""
+    name = wanted.name
+    progress.step(name)
+    spec, exported, out = scratch / "spec.json", scratch / "exported", scratch / "out"
+    spec.write_text(specs.to_json(wanted.spec))
+    exported.write_bytes(archive[archive.index["functions"][wanted.artifact]["exported"]])
+    files = {"--output": f"{out}.xla", "--description": f"{out}.json", "--module": f"{out}.stablehlo.mlirbc"}
+    words = ["compile", "--spec", str(spec), "--exported", str(exported)]
+    words += [word for pair in files.items() for word in pair]
+    passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    done = subprocess.run(
+        [*actions.command(), *words],
+        env={**passed, **actions.ENVIRONMENT, "HOME": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        what = f"jaxlib {compatibility.version()} cannot compile it"
+        raise StagecError(Problem(archive.path, name, what, f"{done.stderr.strip()}\n{_OTHERS}"))
+    executable, text, module = (Path(path).read_bytes() for path in files.values())
+    made = Description.from_json(text)
+    other = _other_components(wanted.like, made)
+    if other:
+        there = wanted.like.versions["jaxlib"]
+        what = f"made of what is in the bundle, it is another program than the one for jaxlib {there}"
+        raise StagecError(Problem(archive.path, name, what, f"{', '.join(other)} differ; {_OTHERS}"))
+    return Member(f"{archive.index['name']}.{name}", executable, text, module)
+
+
+def _other_components(first: Description, second: Description) -> list[str]:
+    """Return the different inputs of two executables, except the compiler."""
+    versions = {*first.versions, *second.versions}
+    differing = components.differences(dict(first.components), dict(second.components))  # type: ignore[arg-type]
+    return [name for name, *_ in differing if name not in versions and not name.startswith("environment ")]

@@ -1,0 +1,1 @@
+"""What all frontends use: entries and arguments, a model's code and what it reads, `jit`."""

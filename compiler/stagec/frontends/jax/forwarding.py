@@ -1,0 +1,76 @@
+"""A JAX function that loses no update, and the results of a jaxpr that are its unchanged arguments.
+
+A transformation such as `nnx.jit` or `nnx.remat` gives a model's arrays out of an inner program again, the unchanged
+ones too: as other tracers of the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from stagec.frontends.common import updates
+
+
+def watched(function: Callable[..., Any], refusal: updates.Refusal) -> Callable[..., Any]:
+    """Return a JAX function under `updates.watched`."""
+
+    def value_of(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.core.Tracer) else None
+
+    return updates.watched(function, refusal, value_of, "NAME = jax.tree.map(lambda leaf: leaf, NAME)", same)
+
+
+def same(replaced: updates.Replaced) -> set[str]:
+    """Return the paths of `replaced` that keep their value in a call. It traces the function once more."""
+    if replaced.structure is None:
+        return set()
+
+    def call(values: list[Any]) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(replaced.structure, values)
+        replaced.function(*args, **kwargs)
+        after = updates.leaves((args, kwargs))
+        return [after[path] for path in replaced.paths]
+
+    jaxpr = jax.make_jaxpr(call)(list(replaced.before.values())).jaxpr
+    places = {path: i for i, path in enumerate(replaced.before)}
+    return {
+        path
+        for path, variable in zip(replaced.paths, jaxpr.outvars, strict=True)
+        if path in places and _source(jaxpr, variable) == places[path]
+    }
+
+
+def _source(jaxpr: Any, variable: Any) -> int | None:
+    """Return the number of the argument that a variable is; None if it is another value, or it is not known."""
+    for i, argument in enumerate(jaxpr.invars):
+        if argument is variable:
+            return i
+    for equation in jaxpr.eqns:
+        for i, result in enumerate(equation.outvars):
+            if result is variable:
+                operand = _operand(equation, i)
+                return None if operand is None else _source(jaxpr, equation.invars[operand])
+    return None
+
+
+def _operand(equation: Any, number: int) -> int | None:
+    """Return the number of the operand that a result of an equation is."""
+    params = equation.params
+    if "branches" in params:
+        sources = {_source(branch.jaxpr, branch.jaxpr.outvars[number]) for branch in params["branches"]}
+        (source,) = sources if len(sources) == 1 else (None,)
+        return None if source is None else 1 + source
+    if "body_jaxpr" in params:
+        body, constants, before = params["body_jaxpr"].jaxpr, params["body_nconsts"], params["cond_nconsts"]
+        source = _source(body, body.outvars[number])
+        return before + source if source == constants + number else None
+    for name in ("jaxpr", "call_jaxpr"):
+        inner = getattr(params.get(name), "jaxpr", params.get(name))
+        if hasattr(inner, "eqns") and len(inner.outvars) == len(equation.outvars):
+            source = _source(inner, inner.outvars[number])
+            carried = number + params["num_consts"] if "num_carry" in params else source
+            return source if source == carried else None
+    return None

@@ -1,0 +1,228 @@
+"""The inputs of a bundle's build: an in-toto statement with SLSA's provenance, the same bytes for the same inputs.
+
+Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.2/build-provenance;
+docs/build-type.md explains each field. A statement does not depend on the machine: it has no path outside the
+workspace, no host, no time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from stagec.bundle.additions import bases
+from stagec.bundle.archive import Archive
+from stagec.core.builds.version import VERSION
+from stagec.core.data import strict_json
+from stagec.core.trees import json_shapes
+from stagec.trust.attestation import ADDITION_TYPE, BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
+from stagec.trust.dsse import LARGEST
+
+BUILDER, ADDER = "urn:stagec:builder:bazel", "urn:stagec:builder:add-jaxlib"
+
+
+@dataclass(frozen=True, order=True)
+class Wheel:
+    """An installed package: name and version as in its lock, file name and SHA-256 (hex) of the wheel.
+
+    For an emulator and the interpreter that it runs, a Debian package.
+    """
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+
+    @property
+    def purl(self) -> str:
+        """The universal name of the package (https://github.com/package-url/purl-spec)."""
+        if self.filename.endswith(".deb"):
+            architecture = self.filename.removesuffix(".deb").rpartition("_")[2]
+            return f"pkg:deb/debian/{quote(self.name)}@{quote(self.version)}?arch={architecture}"
+        return package_url(self.name, self.version)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Installed packages, as the repository rule python_environment lists them: the interpreter's version, wheels."""
+
+    python: str
+    wheels: tuple[Wheel, ...]
+
+
+def package_url(name: str, version: str) -> str:
+    """Return the URL of a package of the Python Package Index."""
+    return f"pkg:pypi/{name.lower().replace('_', '-')}@{version.replace('+', '%2B')}"
+
+
+_PACKAGES = json_shapes.shape(
+    {"python": str, "packages": [{"name": str, "version": str, "filename": str, "sha256": json_shapes.sha256}]}
+)
+_REPORT = json_shapes.shape(
+    {
+        "environment": {"python_full_version": str, ...: object},
+        "install": [
+            {
+                "metadata": {"name": str, "version": str, ...: object},
+                "download_info": {
+                    "url": str,
+                    "archive_info": {"hashes?": {...: str}, "hash?": str, ...: object},
+                    ...: object,
+                },
+                ...: object,
+            }
+        ],
+        ...: object,
+    }
+)
+"""Shapes of a Bazel environment's packages.json, and of a report of pip.
+
+https://pip.pypa.io/en/stable/reference/installation-report. Before 23.1, pip writes only `hash` ("sha256=...") for some
+wheels (https://github.com/pypa/pip/issues/11948).
+"""
+
+
+def read_environment(text: str) -> Environment:
+    """Read what rules/private/python_environment.py writes, or `pip install --report`. Raises ValueError."""
+    data = strict_json.parse(text, LARGEST)
+    if not isinstance(data, dict) or "pip_version" not in data:
+        _PACKAGES(data)
+        return Environment(data["python"], tuple(Wheel(**wheel) for wheel in data["packages"]))
+    _REPORT(data)
+    wheels = []
+    for item in data["install"]:
+        named, origin = item["metadata"], item["download_info"]
+        hashes = origin["archive_info"].get("hashes") or dict([origin["archive_info"].get("hash", "=").split("=", 1)])
+        filename = unquote(urlsplit(origin["url"]).path.rpartition("/")[2])
+        if not filename.endswith(".whl") or "sha256" not in hashes:
+            raise ValueError(f"{named['name']} is not a wheel with a sha256")
+        wheels.append(Wheel(named["name"], named["version"], filename, hashes["sha256"]))
+    wheels.sort(key=lambda wheel: wheel.filename)
+    return Environment(data["environment"]["python_full_version"], tuple(wheels))
+
+
+def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:
+    """Return the wheels of environments, sorted, the same wheel once."""
+    return sorted({wheel for environment in environments for wheel in environment.wheels})
+
+
+def statement(
+    archive: Archive,
+    digest: str,
+    manifest: tuple[str, bytes],
+    specs: Mapping[str, bytes],
+    sources: Mapping[str, Path],
+    environments: Sequence[Environment],
+) -> str:
+    """Return the statement of a bundle as JSON.
+
+    digest: SHA-256 (hex) of its file. manifest: its path in the workspace, and content.
+    specs: by artifact. sources: files and folders that tracing could read, by path in the workspace.
+    environments: the packages for planning, for staging, and for compiling for accelerators.
+    """
+    manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
+    resolved: list[dict[str, Any]] = [manifest_descriptor]
+    resolved += [{"name": path, "digest": _digest(file)} for path, file in sorted(sources.items())]
+    folder = PurePosixPath(manifest[0]).parent
+    resolved += [
+        {"name": str(folder / weights), "digest": {"sha256": file["sha256"]}}
+        for weights, file in archive.index.get("weights_files", {}).items()
+    ]
+    resolved += _wheels(environments)
+    variables = {artifact: json.loads(text).get("environment") for artifact, text in sorted(specs.items())}
+    declared = {artifact: of_it for artifact, of_it in variables.items() if of_it}
+    external = {"manifest": manifest_descriptor}
+    internal = {
+        "python": _interpreters(environments),
+        "slices": {artifact: sha256(text) for artifact, text in sorted(specs.items())},
+        **({"environment": declared} if declared else {}),
+    }
+    return _statement(archive, digest, BUILD_TYPE, BUILDER, external, internal, resolved)
+
+
+def statement_of_addition(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
+    """Return the statement of a bundle that `stagec add-jaxlib` made from another, as JSON.
+
+    digest: SHA-256 (hex) of its file. environments: the packages of the compilers; none if nothing lists them.
+    """
+    before = bases(archive)[0]
+    added: dict[str, list[str]] = {}
+    for entries in before.added.values():
+        for entry in entries:
+            added.setdefault(entry["versions"]["jaxlib"], []).append(entry["executable"])
+    base = {"name": bundle_name(before), "digest": {"sha256": before.sha256}}
+    external = {"base": base, "jaxlib": sorted(added)}
+    internal = {"python": _interpreters(environments), "executables": added}
+    resolved = [base, *_wheels(environments)]
+    return _statement(archive, digest, ADDITION_TYPE, ADDER, external, internal, resolved)
+
+
+def _interpreters(environments: Sequence[Environment]) -> list[str]:
+    return sorted({environment.python for environment in environments})
+
+
+def _wheels(environments: Sequence[Environment]) -> list[dict[str, Any]]:
+    return [
+        {"name": wheel.filename, "uri": wheel.purl, "digest": {"sha256": wheel.sha256}}
+        for wheel in all_wheels(environments)
+    ]
+
+
+def _statement(
+    archive: Archive,
+    digest: str,
+    build_type: str,
+    builder: str,
+    external: Mapping[str, Any],
+    internal: Mapping[str, Any],
+    resolved: Sequence[Mapping[str, Any]],
+) -> str:
+    """Return the statement of a bundle; see `statement`."""
+    subjects_of = {bundle_name(archive): digest, **subjects(archive)}
+    stagec = {
+        "name": "stagec",
+        "uri": package_url("stagec", VERSION),
+        "digest": {"dirHash": directory_hash(Path(__file__).parent.parent, "**/*.py")},
+    }
+    values = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": subject, "digest": {"sha256": of_it}} for subject, of_it in subjects_of.items()],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": build_type,
+                "externalParameters": {
+                    "name": archive.index["name"],
+                    "version": archive.index["version"],
+                    **external,
+                },
+                "internalParameters": internal,
+                "resolvedDependencies": resolved,
+            },
+            "runDetails": {
+                "builder": {"id": builder, "version": {"stagec": VERSION}, "builderDependencies": [stagec]},
+            },
+        },
+    }
+    return json.dumps(values, indent=1) + "\n"
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 (hex) of bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def directory_hash(folder: Path, pattern: str = "**/*") -> str:
+    """Return in-toto's `dirHash` of the files in a folder that match the pattern: Go's Hash1, in hex."""
+    files = {file.relative_to(folder).as_posix(): file for file in folder.glob(pattern) if file.is_file()}
+    lines = (f"{sha256(file.read_bytes())}  {name}\n" for name, file in sorted(files.items()))
+    return sha256("".join(lines).encode())
+
+
+def _digest(file: Path) -> dict[str, str]:
+    return {"dirHash": directory_hash(file)} if file.is_dir() else {"sha256": sha256(file.read_bytes())}

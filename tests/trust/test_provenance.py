@@ -1,0 +1,159 @@
+"""What a bundle was built from: the statement and the SBOM.
+
+Modules: `trust/sbom.py`, `cli/provenance.py`.
+"""
+
+import hashlib
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stagec.trust.provenance import Wheel, directory_hash
+from tests.building import stagec
+from tests.signed import write_bundle_of, write_provenance
+
+URI = {"type": "string", "pattern": "^[a-z][a-z0-9+.-]*:[^ ]+$"}
+HEX = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+DIGEST = {
+    "type": "object",
+    "minProperties": 1,
+    "propertyNames": {"enum": ["sha256", "dirHash"]},
+    "additionalProperties": HEX,
+}
+
+
+def fields(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The schema of an object with these fields and no others."""
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": {**required, **(optional or {})},
+        "additionalProperties": False,
+    }
+
+
+def listed(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+RESOURCE = fields({"name": {"type": "string"}, "digest": DIGEST}, {"uri": URI})
+# https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md, https://slsa.dev/spec/v1.0/provenance#schema
+STATEMENT = fields(
+    {
+        "_type": {"const": "https://in-toto.io/Statement/v1"},
+        "subject": listed(fields({"name": {"type": "string"}, "digest": DIGEST})),
+        "predicateType": {"const": "https://slsa.dev/provenance/v1"},
+        "predicate": fields(
+            {
+                "buildDefinition": fields(
+                    {"buildType": URI, "externalParameters": {"type": "object"}},
+                    {"internalParameters": {"type": "object"}, "resolvedDependencies": listed(RESOURCE)},
+                ),
+                "runDetails": fields(
+                    {
+                        "builder": fields(
+                            {"id": URI}, {"version": {"type": "object"}, "builderDependencies": listed(RESOURCE)}
+                        )
+                    }
+                ),
+            }
+        ),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle_of(zoo, tmp_path_factory.mktemp("provenance"), "loop")
+
+
+@pytest.fixture(scope="module")
+def written(bundle: Path) -> tuple[Path, Path]:
+    return write_provenance(bundle)
+
+
+def test_the_statement_is_as_its_specifications_say(written: tuple[Path, Path]) -> None:
+    jsonschema.validate(json.loads(written[0].read_text()), STATEMENT)
+
+
+def test_the_bill_of_materials_is_as_its_specification_says(written: tuple[Path, Path]) -> None:
+    """The validator is CycloneDX's own, with its schema."""
+    validators = pytest.importorskip("cyclonedx.validation.json")
+    version = pytest.importorskip("cyclonedx.schema").SchemaVersion.V1_7
+    assert validators.JsonStrictValidator(version).validate_str(written[1].read_text()) is None
+    sbom = json.loads(written[1].read_text())
+    assert sbom["metadata"]["component"]["type"] == "machine-learning-model"
+    references = [sbom["metadata"]["component"]["bom-ref"], *(one["bom-ref"] for one in sbom["components"])]
+    assert len(set(references)) == len(references)
+    assert [sbom["dependencies"][0]["ref"], *sbom["dependencies"][0]["dependsOn"]] == references
+
+
+def test_subjects_are_the_bundle_and_every_member(bundle: Path, written: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        wanted = {f"zoo.aot/{name}": hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+    wanted["zoo.aot"] = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    subjects = json.loads(written[0].read_text())["subject"]
+    assert {one["name"]: one["digest"]["sha256"] for one in subjects} == wanted
+    assert len(subjects) == len(wanted)
+
+
+def test_dependencies_are_manifest_sources_and_wheels(bundle: Path, written: tuple[Path, Path]) -> None:
+    build = json.loads(written[0].read_text())["predicate"]["buildDefinition"]
+    assert [(one["name"], one.get("uri")) for one in build["resolvedDependencies"]] == [
+        ("tests/zoo.toml", None),
+        ("tests/model.py", None),
+        ("jax-0.10.1-py3-none-any.whl", "pkg:pypi/jax@0.10.1"),
+        ("ml_dtypes-0.5.1+local-cp311-cp311-manylinux_2_17_x86_64.whl", "pkg:pypi/ml-dtypes@0.5.1%2Blocal"),
+    ]
+    digests = [one["digest"] for one in build["resolvedDependencies"]]
+    files = [(bundle.parent / name).read_bytes() for name in ("zoo.toml", "model.py")] + [b"jax", b"ml_dtypes"]
+    assert digests == [{"sha256": hashlib.sha256(content).hexdigest()} for content in files]
+    assert build["externalParameters"]["manifest"] == build["resolvedDependencies"][0]
+    assert build["internalParameters"] == {
+        "python": ["3.11.2"],
+        "slices": {"zoo.loop": hashlib.sha256(b"{}").hexdigest()},
+    }
+
+
+def test_variables_that_the_manifest_declares_are_told(bundle: Path, tmp_path: Path) -> None:
+    text = json.dumps({"environment": {"EQX_ON_ERROR": "nan"}})
+    (tmp_path / "other.json").write_text(text)
+    copy = Path(shutil.copy(bundle, tmp_path / "zoo.aot"))
+    statement, _ = write_provenance(copy, "--spec", f"zoo.other:{tmp_path}/other.json")
+    build = json.loads(statement.read_text())["predicate"]["buildDefinition"]
+    assert build["internalParameters"]["environment"] == {"zoo.other": {"EQX_ON_ERROR": "nan"}}
+
+
+def test_the_same_inputs_elsewhere_are_the_same_bytes(bundle: Path, written: tuple[Path, Path], tmp_path: Path) -> None:
+    again = write_provenance(Path(shutil.copy(bundle, tmp_path / "zoo.aot")))
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
+    assert not any(str(folder).encode() in path.read_bytes() for folder in (tmp_path, bundle.parent) for path in again)
+
+
+def test_a_folder_among_the_sources_has_in_totos_digest(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.txt").write_text("c")
+    (tmp_path / "a.txt").write_text("a")
+    lines = [f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in (("a.txt", b"a"), ("b/c.txt", b"c"))]
+    assert directory_hash(tmp_path) == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_a_list_of_packages_that_is_none(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "packages.json").write_text('{"packages": []}')
+    done = stagec(
+        *("provenance", "--bundle", bundle, "--output", "a", "--sbom", "b"),
+        *("--manifest", f"m:{bundle}", "--packages", "packages.json"),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (2, "packages.json: not a list of packages: the key 'python' is missing\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["packages.json"]
+
+
+def test_the_url_of_a_package_of_debian() -> None:
+    package = Wheel("libstdc++6", "12.2.0-14+deb12u1", "libstdc++6_12.2.0-14+deb12u1_arm64.deb", "0" * 64)
+    assert package.purl == "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1?arch=arm64"
