@@ -159,6 +159,16 @@ def test_an_installation_leaves_nothing_and_takes_what_git_has(wheel: Path, tmp_
         assert "stagec/cli/rebuild.py" not in archive.namelist()
 
 
+@pytest.mark.parametrize("extension", ["arrays", "insight", "registry", "serve"])
+def test_an_extension_is_built_as_the_compiler_is(extension: str, tmp_path: Path) -> None:
+    """A wheel by way of the sdist, with nothing left beside the sources, and the same bytes without the sdist."""
+    source = _sources(tmp_path / "source") / "extensions" / extension
+    before = {path for path in source.rglob("*") if "__pycache__" not in path.parts}
+    through = _built(source, "--sdist", "--wheel").read_bytes()
+    assert _built(source).read_bytes() == through
+    assert {path for path in source.rglob("*") if "__pycache__" not in path.parts} == before
+
+
 def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name: archive.read(name) for name in archive.namelist() if name.endswith(".toml")}
