@@ -113,6 +113,7 @@ def _aot_executable_impl(ctx):
         arguments = arguments,
         inputs = depset([hlo_after, spec, description]),
         outputs = [timeline],
+        plugin = plugin,  # The figures of a TPU name the version of libtpu that they are for.
         environment = ctx.attr.environment,
         extension = extension_of(ctx.attr._insight),
         worker = False,
