@@ -81,11 +81,11 @@ within() { # within FOLDER COMMAND...: runs it where the folder is all there is
   ' "$@"
 }
 
-bare_machine() { # bare_machine PACKAGE...: makes a Debian 12 with these packages in a new folder, $root, until the tool ends
+bare_machine() { # bare_machine PACKAGE...: makes a Debian with these packages in a new folder, $root, until the tool ends
   root="${STAGEC_BARE_ROOT:-${TMPDIR:-/tmp}/stagec-bare-machine}"
   rm -rf --one-file-system "$root"
   trap leave EXIT
-  debian bookworm "$root" "$@"
+  debian "${STAGEC_BARE_DEBIAN:-bookworm}" "$root" "$@"
 }
 
 leave() { # ends what Bazel was started in $root, and removes the folder
