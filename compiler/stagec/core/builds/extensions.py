@@ -80,6 +80,13 @@ EXTENSIONS = (
             "autotune": "Time kernels on the NVIDIA devices of this machine, for the targets of a manifest.",
         },
     ),
+    Extension(
+        "rehearse",
+        "programs on devices that are not there",
+        {
+            "rehearse": "Run a JAX program on devices that are not there, and list all that it compiles.",
+        },
+    ),
 )
 
 

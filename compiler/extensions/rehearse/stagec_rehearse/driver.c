@@ -1,35 +1,38 @@
-/* A fake driver for NVIDIA devices, for tests: XLA's own plugin for CUDA starts on it, and runs no kernel.
+/* A virtual driver for NVIDIA devices: XLA's own plugin for CUDA starts on it, and runs no kernel.
  *
  * It is libcuda.so.1, libcudart.so.13 and libnvidia-ml.so.1 at once, as much of them as XLA:GPU and Mosaic's runtime call;
  * and libcublas.so.13, libcublasLt.so.13 and libcudnn.so.9, which have no kernel. Memory of the device is memory of the
- * process, copies copy, streams do everything at once, and a launch of a kernel does nothing but write the kernel's name.
- * So all of XLA's runtime is real but the results: it reads executables, allocates, loads machine code into "modules",
- * launches, and times kernels. The device is that of device.toml, and says that it is a fake.
+ * process that nobody touches, so it costs nothing; copies from and to the host copy, streams do everything at once, and a
+ * launch of a kernel does nothing. So all of XLA's runtime is real but the results: it compiles, reads executables, allocates,
+ * loads machine code into "modules", launches, and says when memory is out.
+ *
+ * What the device says of itself is compiled in (driver.py): DEVICE_NAME, DEVICE_MEMORY (bytes), DEVICE_ATTRIBUTES (pairs of
+ * a CU_DEVICE_ATTRIBUTE_... and its value).
  *
  * The environment:
  *
- *   STAGEC_FAKE_DEVICES   how many devices there are (1)
- *   STAGEC_FAKE_KERNELS   file to which the name of each kernel that is launched is appended
- *   STAGEC_FAKE_FAILURE   one of:
+ *   STAGEC_VIRTUAL_DEVICES   how many devices there are (1)
+ *   STAGEC_VIRTUAL_KERNELS   file to which the name of each kernel that is launched is appended
+ *   STAGEC_VIRTUAL_FAILURE   for tests, one of:
  *     no-driver        the driver cannot be initialized
  *     lost             the first launch fails, and each launch, copy and wait after it; what only puts something into a
  *                      stream does not: XLA ends the process where a thread that copies an argument cannot record its event
  */
 #include <elf.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
-
-#define NAME "Fake device of stagec's tests"
 
 typedef unsigned long long Address;
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
 static int fails(const char *how) {
-  const char *failure = getenv("STAGEC_FAKE_FAILURE");
+  const char *failure = getenv("STAGEC_VIRTUAL_FAILURE");
   return failure && strcmp(failure, how) == 0;
 }
 
@@ -37,11 +40,26 @@ static int lost;
 static int state(void) { return lost ? ILLEGAL_ADDRESS : OK; }
 
 static int count(void) {
-  const char *devices = getenv("STAGEC_FAKE_DEVICES");
+  const char *devices = getenv("STAGEC_VIRTUAL_DEVICES");
   return devices ? atoi(devices) : 1;
 }
 
-static void *aligned(size_t size) { return aligned_alloc(1 << 21, (size + (1 << 21) - 1) >> 21 << 21); }
+/* Memory. The kernel gives a page when somebody writes to it, and the same page of zeros to all who read. */
+
+enum { PAGE = 1 << 21, MOST_DEVICES = 64 };
+static size_t used[MOST_DEVICES];
+
+static void *aligned(size_t size) {
+  size_t whole = (size + PAGE - 1) / PAGE * PAGE + 2 * PAGE;
+  char *at = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return NULL;
+  size_t *given = (size_t *)(((uintptr_t)at + 2 * PAGE - 1) / PAGE * PAGE);
+  given[-2] = (size_t)at, given[-1] = whole; /* what `freed` needs lies before it */
+  return given;
+}
+static void freed(void *at) {
+  if (at) munmap((void *)((size_t *)at)[-2], ((size_t *)at)[-1]);
+}
 
 /* Functions of the host in a stream: a thread calls them, as XLA may hold locks that they take. */
 
@@ -97,14 +115,14 @@ int cuInit(unsigned flags) {
   (void)flags;
   if (fails("no-driver")) return NO_DEVICE;
   static int told;
-  if (!told++) fprintf(stderr, "stagec's fake NVIDIA driver for tests: no kernel runs\n");
+  if (!told++) fprintf(stderr, "stagec: a virtual %s; no kernel runs, and results are zeros\n", DEVICE_NAME);
   return OK;
 }
 int cuDriverGetVersion(int *version) { return *version = 13000, OK; }
 int cuDeviceGetCount(int *devices) { return *devices = count(), OK; }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < count() ? OK : NO_DEVICE; }
-int cuDeviceGetName(char *name, int size, int device) { return (void)device, snprintf(name, size, "%s", NAME), OK; }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = 1 << 30, OK; }
+int cuDeviceGetName(char *name, int size, int device) { return (void)device, snprintf(name, size, "%s", DEVICE_NAME), OK; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = DEVICE_MEMORY, OK; }
 int cuDeviceGetPCIBusId(char *id, int size, int device) { return snprintf(id, size, "0000:00:%02x.0", device), OK; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return (void)device, *flags = 0, *active = 0, OK; }
 int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { return (void)device, (void)flags, OK; }
@@ -112,10 +130,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) { return *context = (vo
 int cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, OK; }
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-  static const int VALUES[][2] = {/* CU_DEVICE_ATTRIBUTE_..., as device.toml has it */
-      {1, 1024}, {2, 1024}, {3, 1024}, {4, 64},        {5, 2147483647}, {6, 65535},   {7, 65535},   {8, 49152},
-      {10, 32},  {12, 65536}, {13, 1980000}, {16, 132}, {32, 1},         {36, 3201000}, {37, 6144},   {38, 62914560},
-      {39, 2048}, {41, 1},  {75, 9},   {76, 0},         {81, 233472},    {82, 65536},   {97, 232448}, {102, 1}};
+  static const int VALUES[][2] = {DEVICE_ATTRIBUTES};
   (void)device;
   *value = 0;
   for (size_t i = 0; i < sizeof VALUES / sizeof *VALUES; ++i)
@@ -135,21 +150,34 @@ int cuGetErrorName(int error, const char **name) {
   *name = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : error == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_UNKNOWN";
   return OK;
 }
-int cuGetErrorString(int error, const char **text) { return (void)error, *text = "said by stagec's fake driver for tests", OK; }
+int cuGetErrorString(int error, const char **text) { return (void)error, *text = "said by stagec's virtual driver", OK; }
 
-int cuMemGetInfo_v2(size_t *available, size_t *total) { return *available = *total = 1 << 30, OK; }
-int cuMemAlloc_v2(Address *at, size_t size) {
-  *at = (Address)aligned(size);
-  return *at ? OK : OUT_OF_MEMORY;
+static size_t *used_here(void) { return &used[((Address)current - 0x1000) % MOST_DEVICES]; }
+static int claim(size_t size) {
+  size_t *here = used_here();
+  if (__atomic_add_fetch(here, size, __ATOMIC_RELAXED) <= DEVICE_MEMORY) return OK;
+  return __atomic_sub_fetch(here, size, __ATOMIC_RELAXED), OUT_OF_MEMORY;
 }
-int cuMemFree_v2(Address at) { return free((void *)at), OK; }
+static void release(size_t size) { __atomic_sub_fetch(used_here(), size, __ATOMIC_RELAXED); }
+
+int cuMemGetInfo_v2(size_t *available, size_t *total) {
+  return *total = DEVICE_MEMORY, *available = DEVICE_MEMORY - *used_here(), OK;
+}
+int cuMemAlloc_v2(Address *at, size_t size) {
+  if (claim(size)) return OUT_OF_MEMORY;
+  void *given = aligned(size);
+  if (!given) return release(size), OUT_OF_MEMORY;
+  ((size_t *)given)[-3] = size;
+  return *at = (Address)given, OK;
+}
+int cuMemFree_v2(Address at) { return release(((size_t *)at)[-3]), freed((void *)at), OK; }
 int cuMemHostAlloc(void **at, size_t size, unsigned flags) { return (void)flags, *at = aligned(size), *at ? OK : OUT_OF_MEMORY; }
-int cuMemFreeHost(void *at) { return free(at), OK; }
+int cuMemFreeHost(void *at) { return freed(at), OK; }
 int cuMemHostRegister_v2(void *at, size_t size, unsigned flags) { return (void)at, (void)size, (void)flags, OK; }
 int cuMemHostUnregister(void *at) { return (void)at, OK; }
 int cuMemGetAllocationGranularity(size_t *size, const void *of, int which) { return (void)of, (void)which, *size = 1 << 21, OK; }
 int cuMemCreate(Address *handle, size_t size, const void *of, Address flags) {
-  return (void)of, (void)flags, *handle = size, OK;
+  return (void)of, (void)flags, *handle = size, claim(size);
 }
 int cuMemAddressReserve(Address *at, size_t size, size_t alignment, Address where, Address flags) {
   return (void)alignment, (void)where, (void)flags, *at = (Address)aligned(size), *at ? OK : OUT_OF_MEMORY;
@@ -159,8 +187,8 @@ int cuMemMap(Address at, size_t size, size_t offset, Address handle, Address fla
 }
 int cuMemSetAccess(Address at, size_t size, const void *access, size_t n) { return (void)at, (void)size, (void)access, (void)n, OK; }
 int cuMemUnmap(Address at, size_t size) { return (void)at, (void)size, OK; }
-int cuMemRelease(Address handle) { return (void)handle, OK; }
-int cuMemAddressFree(Address at, size_t size) { return (void)size, free((void *)at), OK; }
+int cuMemRelease(Address handle) { return release(handle), OK; }
+int cuMemAddressFree(Address at, size_t size) { return (void)size, freed((void *)at), OK; }
 int cuPointerGetAttribute(void *value, int attribute, Address at) {
   return (void)at, *(int *)value = attribute == 2 ? 2 : 0, OK; /* memory of a device */
 }
@@ -174,14 +202,16 @@ int cuMemcpyDtoH_v2(void *to, Address from, size_t size) { return copy(to, (void
 int cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, void *stream) { return (void)stream, copy((void *)to, from, size); }
 int cuMemcpyDtoHAsync_v2(void *to, Address from, size_t size, void *stream) { return (void)stream, copy(to, (void *)from, size); }
 int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void *stream) {
-  return (void)stream, copy((void *)to, (void *)from, size);
+  /* A kernel's work. In a small array the host may have written something that the program reads again. */
+  return (void)stream, size > PAGE ? state() : copy((void *)to, (void *)from, size);
 }
 int cuMemsetD8Async(Address to, unsigned char value, size_t size, void *stream) {
-  return (void)stream, memset((void *)to, value, size), state();
+  if (size <= PAGE) memset((void *)to, value, size);
+  return (void)stream, state();
 }
 int cuMemsetD32Async(Address to, unsigned value, size_t n, void *stream) {
   (void)stream;
-  for (size_t i = 0; i < n; ++i) ((unsigned *)to)[i] = value;
+  for (size_t i = 0; i < n && n <= PAGE; ++i) ((unsigned *)to)[i] = value;
   return state();
 }
 
@@ -253,7 +283,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
   return symbol(module, name) ? *function = strdup(name), OK : NOT_FOUND;
 }
 int cuModuleGetGlobal_v2(Address *at, size_t *size, void *module, const char *name) {
-  static char constants[1 << 20];
+  static char constants[1 << 20] __attribute__((aligned(256))); /* as XLA asks of a constant */
   const Elf64_Sym *global = symbol(module, name);
   if (!global || global->st_size > sizeof constants) return NOT_FOUND;
   if (size) *size = global->st_size;
@@ -282,7 +312,7 @@ int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *array, cons
 }
 
 static int launch(const char *kernel) {
-  const char *path = getenv("STAGEC_FAKE_KERNELS");
+  const char *path = getenv("STAGEC_VIRTUAL_KERNELS");
   FILE *file = path ? fopen(path, "a") : NULL;
   if (file) fprintf(file, "%s\n", kernel), fclose(file);
   lost |= fails("lost");
@@ -354,7 +384,7 @@ int cudaDriverGetVersion(int *version) { return cuDriverGetVersion(version); }
 int cudaGetLastError(void) { return OK; }
 int cudaPeekAtLastError(void) { return OK; }
 const char *cudaGetErrorName(int error) { return (void)error, "cudaErrorUnknown"; }
-const char *cudaGetErrorString(int error) { return (void)error, "said by stagec's fake driver for tests"; }
+const char *cudaGetErrorString(int error) { return (void)error, "said by stagec's virtual driver"; }
 void **__cudaRegisterFatBinary(void *code) {
   static void *handle;
   return (void)code, &handle;
@@ -389,7 +419,7 @@ int cudnnSetStream(void *library, void *stream) { return (void)library, (void)st
 size_t cudnnGetVersion(void) { return 91200; }
 int cudnnGetProperty(int which, int *value) { return *value = which == 0 ? 9 : which == 1 ? 12 : 0, OK; }
 int cublasCreate_v2(void **library) { return *library = handle(), OK; }
-const char *cublasGetStatusString(int status) { return (void)status, "said by stagec's fake driver for tests"; }
+const char *cublasGetStatusString(int status) { return (void)status, "said by stagec's virtual driver"; }
 int cublasDestroy_v2(void *library) { return (void)library, OK; }
 int cublasSetStream_v2(void *library, void *stream) { return (void)library, (void)stream, OK; }
 int cublasLtCreate(void **library) { return *library = handle(), OK; }
@@ -400,4 +430,4 @@ int cublasLtDestroy(void *library) { return (void)library, OK; }
 int nvmlInit_v2(void) { return OK; }
 int nvmlShutdown(void) { return OK; }
 int nvmlSystemGetDriverVersion(char *version, unsigned size) { return snprintf(version, size, "580.00.00"), OK; }
-const char *nvmlErrorString(int error) { return (void)error, "said by stagec's fake driver for tests"; }
+const char *nvmlErrorString(int error) { return (void)error, "said by stagec's virtual driver"; }

@@ -1,0 +1,1 @@
+"""The commands: a module for each, as in `stagec.cli`."""

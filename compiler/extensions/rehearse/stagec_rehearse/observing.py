@@ -1,0 +1,296 @@
+"""In the program's process: write down each program that JAX compiles, and count its runs.
+
+Each process has a file of rows, one for a compilation, and a file of counters that outlives a process that is ended.
+The program does not notice: an error of the observer is a row, and the compilation goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import functools
+import importlib.metadata
+import json
+import math
+import mmap
+import os
+import re
+import signal
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+from jax._src import compilation_cache, hardware_utils, pjit
+from jax._src.interpreters import pxla
+from jaxlib.mlir import ir
+
+from stagec.frontends.common import patched
+from stagec.frontends.jax import cache_keys
+from stagec_rehearse import FOLDER, standing_in
+from stagec_rehearse.driver import LIBRARIES
+
+_MOST = 1 << 16
+"""Programs that a process counts the runs of."""
+_LARGE = 1 << 20
+"""Bytes of a constant that a row names: it is in the program, in its key and in each copy of its executable."""
+_SETTINGS = {
+    "jax_enable_x64": "False",
+    "jax_default_matmul_precision": "None",
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_debug_nans": "False",
+}
+"""Settings that change what JAX compiles, and that programs set, with JAX's defaults."""
+_IS_CUDA = os.environ.get(f"{FOLDER}_PLATFORM") == "cuda"
+_QUICK = (("xla_gpu_autotune_level", "0"),)
+"""XLA times no kernels: there is nothing to time on a virtual device, and it took 22 of 23 s of a training step."""
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w]+)(?:<.*>)?>")
+
+
+def start() -> None:
+    """Observe the JAX of this process."""
+    folder = Path(os.environ[FOLDER])
+    observer = _Observer(folder)
+    patched.COMPILE.forever(observer.compile)
+    # JAX's own fast way calls executables from C++, where nobody can count.
+    pjit._get_fastpath_data = lambda *_, **__: None
+    run = pxla.ExecuteReplicated.__call__
+
+    @functools.wraps(run)
+    def counted(self: Any, *args: Any) -> Any:
+        observer.ran(self.xla_executable)
+        results = run(self, *args)
+        if _IS_CUDA:
+            _clear(results)
+        return results
+
+    pxla.ExecuteReplicated.__call__ = counted
+    if _IS_CUDA:
+        hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
+        for name in LIBRARIES:  # before JAX loads NVIDIA's own: the first of a name is the one that XLA gets
+            ctypes.CDLL(name)
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *_PLUGINS) if _has(name)}
+    (folder / f"{os.getpid()}.versions").write_text(json.dumps(versions), "utf-8")
+    stacks = (folder / f"{os.getpid()}.stack").open("w")
+    faulthandler.register(signal.SIGUSR2, stacks, all_threads=False)
+
+
+def _has(distribution: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+_PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
+
+
+def _clear(results: Any) -> None:
+    """Make results zeros. No kernel has written them, so the memory may have what was there before.
+
+    The memory of a virtual device is this process's, and whole pages are given back to the kernel.
+    """
+    for result in jax.block_until_ready(jax.tree.leaves(results)):
+        for shard in getattr(result, "addressable_shards", ()):
+            at, size = shard.data.unsafe_buffer_pointer(), shard.data.nbytes
+            first = min(-at % mmap.PAGESIZE, size)
+            pages = (size - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            ctypes.memset(at, 0, first)
+            if pages:
+                _LIBC.madvise(ctypes.c_void_p(at + first), ctypes.c_size_t(pages), mmap.MADV_DONTNEED)
+            ctypes.memset(at + first + pages, 0, size - first - pages)
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+class _Observer:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._process = 0
+        self._indices: dict[int, int] = {}
+        self._kept: list[Any] = []
+
+    def _open(self) -> None:
+        """A forked process has files of its own."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        self._rows = (self._folder / f"{self._process}.rows").open("a", encoding="utf-8")
+        counters = (self._folder / f"{self._process}.runs").open("w+b")
+        counters.truncate(8 * _MOST)
+        self._runs = memoryview(mmap.mmap(counters.fileno(), 8 * _MOST)).cast("Q")
+        self._written = 0
+        self._indices.clear()
+
+    def compile(self, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Compile as JAX does, and write the row."""
+        backend, computation, devices, options, *_ = args
+        row: dict[str, Any] = {"line": _line(sys._getframe(1))}
+        try:
+            row |= _described(computation)
+            key = cache_keys.recorded(
+                lambda: compilation_cache.get_cache_key(computation, devices, options, backend)
+            )
+            key = dataclasses.replace(key, mesh=_mesh(computation) or [int(devices.size)])
+            row |= {"key": key.name(), "hex": key.to_bytes().hex()}
+            settings = ((name, str(getattr(jax.config, name))) for name in _SETTINGS)
+            row["settings"] = {name: value for name, value in settings if value != _SETTINGS[name]}
+            row["options"] = {name: str(value) for name, value in options.env_option_overrides}
+            if _IS_CUDA:
+                options.env_option_overrides = [*options.env_option_overrides, *_QUICK]
+            row["devices"] = int(devices.size)
+        except Exception as error:  # noqa: BLE001  # the program must not notice
+            row["unknown"] = f"{type(error).__name__}: {error}"
+        began = time.perf_counter()
+        try:
+            executable = before(*args, **kwargs)
+        except Exception as error:
+            self._write({**row, "error": str(error).partition("\n")[0]}, None)
+            raise
+        row["seconds"] = time.perf_counter() - began
+        try:
+            row |= _measured(executable)
+        except Exception as error:  # noqa: BLE001
+            row["unknown"] = f"{type(error).__name__}: {error}"
+        if _IS_CUDA and (needs := standing_in.needs(executable)):
+            main, held = _main(computation)
+            row["not_run"] = needs
+            executable = standing_in.stand_in(executable, computation, main, held, backend, args[5], options)
+        self._write(row, executable)
+        return executable
+
+    def _write(self, row: dict[str, Any], executable: Any) -> None:
+        with self._lock:
+            self._open()
+            self._rows.write(json.dumps(row) + "\n")
+            self._rows.flush()
+            if executable is not None:
+                self._indices[id(executable)] = self._written
+                self._kept.append(executable)  # or another may get its id
+            self._written += 1
+
+    def ran(self, executable: Any) -> None:
+        """Count a run."""
+        index = self._indices.get(id(executable))
+        if index is not None and index < _MOST and self._process == os.getpid():
+            self._runs[index] += 1
+
+
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
+    if path
+)
+_OWN = os.path.join(str(Path(__file__).parents[2]), "")
+
+
+def _line(frame: FrameType | None) -> str:
+    """Return the innermost line that is the user's, as "train.py:19"; of a library's if nothing is the user's."""
+    nearest = ""
+    while frame:
+        path = frame.f_code.co_filename
+        here = f"{_short(path)}:{frame.f_lineno}"
+        if not path.startswith("<") and "/stagec" not in path:
+            if not path.startswith(_LIBRARIES) and "/site-packages/" not in path:
+                return here
+            if not nearest and f"{os.sep}jax{os.sep}" not in path:
+                nearest = here
+        frame = frame.f_back
+    return nearest
+
+
+def _short(path: str) -> str:
+    """Return a path that is the same on another machine: below the folder of the program, or of a library."""
+    for folder in (os.path.join(os.getcwd(), ""), *sorted(_LIBRARIES, key=len, reverse=True)):
+        if path.startswith(folder):
+            return path[len(folder) :]
+    return path.rpartition("/site-packages/")[2]
+
+
+def _described(module: ir.Module) -> dict[str, Any]:
+    """Return what JAX lowered: the types of arguments and results, and the attributes that say where they lie."""
+    main, arguments = _main(module)
+    function = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    return {
+        "name": ir.StringAttr(module.operation.attributes["sym_name"]).value,
+        "arguments": [_aval(each) for each in function.inputs],
+        "results": [_aval(each) for each in function.results],
+        "donated": [
+            position
+            for position, held in enumerate(arguments)
+            if "tf.aliasing_output" in held or "jax.buffer_donor" in held
+        ],
+        "shardings": {
+            str(position): str(held[name])
+            for position, held in enumerate(arguments)
+            for name in ("sdy.sharding", "mhlo.sharding")
+            if name in held and "@empty_mesh" not in str(held[name])
+        },
+        "mesh": [str(each) for each in module.body.operations if each.operation.name == "sdy.mesh" and "empty_mesh" not in str(each)],
+        "constants": [*_constants(module)],
+    }
+
+
+def _mesh(module: ir.Module) -> list[int]:
+    """Return the sizes of the axes over which a module splits arrays; [] without a mesh."""
+    meshes = [each for each in module.body.operations if each.operation.name == "sdy.mesh"]
+    sizes = [[int(size) for size in re.findall(r'"=(\d+)', str(each))] for each in meshes]
+    return max(sizes, key=math.prod, default=[])
+
+
+def _name(operation: Any) -> str:
+    attributes = operation.operation.attributes
+    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
+
+
+def _main(module: ir.Module) -> tuple[Any, list[Any]]:
+    """Return a module's function, and the attributes of its arguments."""
+    main = next(each for each in module.body.operations if _name(each) == "main")
+    if "arg_attrs" in main.attributes:
+        return main, [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes["arg_attrs"])]
+    return main, [{} for _ in ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs]
+
+
+def _aval(type_: ir.Type) -> str:
+    """Return "f32[8,64]" for tensor<8x64xf32>."""
+    found = _TENSOR.fullmatch(str(type_))
+    if not found:
+        return str(type_)
+    dtype = {"i1": "bool"}.get(found[2], found[2].replace("ui", "u"))
+    return f"{dtype}[{','.join(found[1].split('x')[:-1])}]"
+
+
+def _constants(module: ir.Module) -> Iterator[dict[str, Any]]:
+    """Yield the large constants of a module: their bytes, and what JAX knows of their line."""
+    found: list[dict[str, Any]] = []
+
+    def visit(operation: Any) -> ir.WalkResult:
+        if operation.name == "stablehlo.constant":
+            value = operation.attributes["value"]
+            if isinstance(value, ir.DenseElementsAttr) and not value.is_splat:
+                size = memoryview(value).nbytes if not str(value.type).endswith("xi1>") else 0
+                if size > _LARGE:
+                    found.append({"bytes": size, "aval": _aval(value.type)})
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    yield from found
+
+
+def _measured(executable: Any) -> dict[str, Any]:
+    """Return XLA's own figures: bytes and floating-point operations."""
+    memory = executable.get_compiled_memory_stats()
+    parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
+    taken = parts["argument"] + parts["output"] - parts["alias"] + parts["temp"]
+    analysis = executable.cost_analysis()
+    costs = analysis[0] if isinstance(analysis, list) else analysis
+    return {"bytes": taken, "flops": float((costs or {}).get("flops", 0.0))}

@@ -1,0 +1,261 @@
+"""The programs of a rehearsal: `programs.toml`, and a file for each program's key, which has its StableHLO."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from stagec.core.messages.errors import Problem, StagecError, blaming
+from stagec.building.limits import in_bytes
+from stagec.manifest import toml, values
+
+NAME = "programs.toml"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that JAX compiled.
+
+    name: of its module. line: the user's line that made JAX compile it. arguments, results: avals.
+    donated: positions of arguments. shardings: of arguments, by position, as StableHLO says them; mesh likewise.
+    settings: JAX's, where they are not the default. options: of `jax.jit(compiler_options=...)`.
+    devices: how many run it. runs: how often they did. compiled: how often JAX compiled it.
+    constants: those of more than a megabyte that are part of it, each with its aval and bytes.
+    key: the name of its entry in JAX's cache on the virtual device. file: the digest of its key's file; "" if its key is
+    not known.
+    seconds, bytes, flops: what its compilation took here, and XLA's own figures; no part of programs.toml.
+    not_run: what it calls that a virtual device lacks, so a program of zeros ran instead; "" if it ran.
+    error: the first line of what XLA said where it could not compile it.
+    """
+
+    name: str
+    line: str
+    arguments: Sequence[str] = ()
+    results: Sequence[str] = ()
+    donated: Sequence[int] = ()
+    shardings: Mapping[str, str] = field(default_factory=dict)
+    mesh: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    devices: int = 1
+    runs: int = 0
+    compiled: int = 1
+    constants: Sequence[Mapping[str, Any]] = ()
+    key: str = ""
+    file: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+    flops: float = 0.0
+    not_run: str = ""
+    error: str = ""
+
+
+_MEASURED = ("seconds", "bytes", "flops")
+_KEPT = [each.name for each in fields(Program) if each.name not in _MEASURED]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A run of a program: on which virtual devices, with which versions, and what it compiled, by name, line and key."""
+
+    device: str
+    devices: int
+    versions: Mapping[str, str]
+    programs: Sequence[Program]
+    budget: Mapping[str, Any] = field(default_factory=dict)
+
+
+def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
+    """Read what the processes of a program wrote; return the programs, sorted, and the files of their keys by digest."""
+    found: dict[tuple[str, str, str], Program] = {}
+    files: dict[str, bytes] = {}
+    for path in sorted(folder.glob("*.rows")):
+        runs = path.with_suffix(".runs").read_bytes()
+        for index, text in enumerate(path.read_text("utf-8").splitlines()):
+            try:
+                row = json.loads(text)
+            except ValueError:
+                continue  # the process was ended while it wrote
+            data = bytes.fromhex(row.pop("hex", ""))
+            row["file"] = hashlib.sha256(data).hexdigest() if data else ""
+            if data:
+                files[row["file"]] = data
+            row["name"] = row.get("name", "unknown")
+            unknown = row.pop("unknown", "")
+            program = Program(**{**row, "error": row.get("error", unknown)})
+            (count,) = struct.unpack_from("<Q", runs, 8 * index) if 8 * index < len(runs) else (0,)
+            program = replace(program, runs=count)
+            where = (program.name, program.line, program.file or text)
+            if before := found.get(where):
+                program = replace(
+                    before,
+                    runs=before.runs + count,
+                    compiled=before.compiled + 1,
+                    seconds=before.seconds + program.seconds,
+                )
+            found[where] = program
+    return [found[where] for where in sorted(found)], files
+
+
+def to_toml(rehearsal: Rehearsal) -> str:
+    """Return the text of programs.toml. The same run gives the same text, on any machine."""
+    lines = [
+        "# What a program compiled in a rehearsal; stagec rehearse writes it. Keep it beside your code, and compare.",
+        f"format = {FORMAT}",
+        f"device = {_value(rehearsal.device)}",
+        f"devices = {rehearsal.devices}",
+        "",
+        "[versions]",
+        *(f"{name} = {_value(version)}" for name, version in sorted(rehearsal.versions.items())),
+    ]
+    if rehearsal.budget:
+        lines += ["", "[budget]", *(f"{name} = {_value(value)}" for name, value in rehearsal.budget.items())]
+    for program in rehearsal.programs:
+        lines += ["", "[[programs]]"]
+        plain = {field.name: field.default for field in fields(Program)}
+        for name in _KEPT:
+            value = getattr(program, name)
+            if value != plain[name] and value not in ([], {}):
+                lines.append(f"{name} = {_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case Mapping():
+            return "{ " + ", ".join(f"{_value(name)} = {_value(held)}" for name, held in value.items()) + " }"
+        case list() | tuple():
+            return "[" + ", ".join(map(_value, value)) + "]"
+    return str(value)
+
+
+def read(path: str) -> Rehearsal:
+    """Read a programs.toml. Raises StagecError, naming the file, for anything else."""
+    with blaming(path):
+        data = toml.parse(Path(path).read_text("utf-8"))
+        if data.get("format") != FORMAT:
+            write = f"let stagec rehearse write it again; this stagec reads format {FORMAT}"
+            raise StagecError(Problem(path, "format", f"{data.get('format')!r} is not a format of programs", write))
+        rows = [Program(**{name: row[name] for name in _KEPT if name in row}) for row in data.get("programs", [])]
+        return Rehearsal(data["device"], data["devices"], data["versions"], rows, data.get("budget", {}))
+
+
+def write(rehearsal: Rehearsal, files: Mapping[str, bytes], folder: Path) -> None:
+    """Write programs.toml and the files of keys into a folder, without those that a rehearsal wrote there before."""
+    keys = folder / "programs"
+    keys.mkdir(parents=True, exist_ok=True)
+    for old in keys.glob("*.key"):
+        if old.stem not in files:
+            old.unlink()
+    for digest, data in files.items():
+        (keys / f"{digest}.key").write_bytes(data)
+    (folder / NAME).write_text(to_toml(rehearsal), "utf-8")
+
+
+def storms(programs: Iterable[Program], most: int = 3) -> Iterator[tuple[Program, int, str]]:
+    """Yield what JAX compiled more than `most` times for one line: one of the programs, how often, and the reason."""
+    groups: dict[tuple[str, str], list[Program]] = {}
+    for program in programs:
+        groups.setdefault((program.name, program.line), []).append(program)
+    for group in groups.values():
+        if len(group) > most:
+            yield group[0], len(group), _reason(group)
+
+
+def _reason(group: Sequence[Program]) -> str:
+    counts = Counter(len(each.arguments) for each in group)
+    if len(counts) > 1:
+        return f"it has {min(counts)} to {max(counts)} arguments"
+    differ = [
+        (position, avals)
+        for position, avals in enumerate(zip(*(each.arguments for each in group), strict=True))
+        if len(set(avals)) > 1
+    ]
+    if differ:
+        position, avals = max(differ, key=lambda each: len(set(each[1])))
+        distinct = list(dict.fromkeys(avals))
+        shown = ", ".join(distinct[:3]) + (", ..." if len(distinct) > 3 else "")
+        return f"argument {position} is another aval each time: {shown}"
+    return "its arguments are the same, so a static argument or a constant in it differs"
+
+
+def changes(before: Rehearsal, now: Rehearsal) -> list[str]:
+    """Return what is new, gone and changed, a line each."""
+    lines = [
+        f"{name} was {old!r}, and is {new!r}"
+        for name, old, new in (
+            ("device", before.device, now.device),
+            ("devices", before.devices, now.devices),
+            *((name, before.versions.get(name), version) for name, version in now.versions.items()),
+        )
+        if old != new
+    ]
+    old, new = _by_place(before.programs), _by_place(now.programs)
+    for place in sorted({*old, *new}):
+        were, are = old.get(place, []), new.get(place, [])
+        gone = [each for each in were if each.file not in {other.file for other in are}]
+        come = [each for each in are if each.file not in {other.file for other in were}]
+        pairs = list(zip(gone, come, strict=False))
+        lines += [f"changed: {_shown(one)}: {_difference(other, one)}" for other, one in pairs]
+        lines += [f"gone: {_shown(each)}" for each in gone[len(pairs) :]]
+        lines += [f"new: {_shown(each)}" for each in come[len(pairs) :]]
+    return lines
+
+
+def _by_place(programs: Iterable[Program]) -> dict[tuple[str, str], list[Program]]:
+    places: dict[tuple[str, str], list[Program]] = {}
+    for program in programs:
+        places.setdefault((program.name, program.line.rpartition(":")[0]), []).append(program)
+    return places
+
+
+def _shown(program: Program) -> str:
+    return f"{program.name} ({program.line})"
+
+
+def _difference(before: Program, now: Program) -> str:
+    told = []
+    for name in ("arguments", "results", "donated", "shardings", "mesh", "settings", "options", "devices"):
+        one, other = asdict(before)[name], asdict(now)[name]
+        if list(one) != list(other) if isinstance(one, tuple | list) else one != other:
+            told.append(f"{name} were {one}, and are {other}")
+    return "; ".join(told) or "its operations, or its constants"
+
+
+def budget(path: Path) -> Mapping[str, Any]:
+    """Return the table `budget` of a programs.toml that is there already: people write it, and it stays."""
+    return read(str(path)).budget if path.exists() else {}
+
+
+def faults(rehearsal: Rehearsal) -> list[str]:
+    """Return where a rehearsal is over its budget. Raises StagecError for a budget that says something else."""
+    told = []
+    for name, allowed in rehearsal.budget.items():
+        match name:
+            case "programs" if isinstance(allowed, int):
+                if len(rehearsal.programs) > allowed:
+                    told.append(f"{len(rehearsal.programs)} programs, and the budget has {allowed}")
+            case "memory":
+                with blaming(NAME, what="budget.memory: "):
+                    most = values.read_bytes(allowed)
+                told += [
+                    f"{_shown(program)} takes {in_bytes(program.bytes)}, and the budget has {allowed}"
+                    for program in rehearsal.programs
+                    if program.bytes > most
+                ]
+            case _:
+                what = f"{allowed!r} is not a budget"
+                write = 'write programs = 40, or memory = "70GiB" for each program'
+                raise StagecError(Problem(NAME, f"budget.{name}", what, write))
+    return told

@@ -1,0 +1,131 @@
+"""Run a program on devices that are not there, and end it when nothing new comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import stagec
+from stagec.core.messages.errors import mistake
+from stagec.hardware import cuda
+from stagec_rehearse import FOLDER, driver
+
+CPU = "cpu"
+"""The device that is JAX's own CPU client, as many devices as asked for."""
+_PLUGIN = "jax_plugins.xla_cuda13"
+_STEP = 0.2
+"""Seconds between two looks at what a program has compiled."""
+_GRACE = 10.0
+"""Seconds that a program has to end after SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended.
+
+    status: its exit status; None: it was ended, because of `why`. line: where it ran then, the user's innermost.
+    """
+
+    status: int | None
+    why: str = ""
+    line: str = ""
+
+
+def environment(device: str, devices: int, folder: Path) -> dict[str, str]:
+    """Return the variables in which a program finds the devices, and writes its rows into `folder`.
+
+    device: "cpu", or the short name of an NVIDIA device. Raises StagecError for another.
+    """
+    own = [str(Path(file).parents[1]) for file in (__file__, stagec.__file__) if file]
+    path = [str(Path(__file__).with_name("start")), *filter(None, [os.environ.get("PYTHONPATH")]), *own]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER: str(folder)}
+    # What JAX has kept of another run is not compiled in this one.
+    variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    if device == CPU:
+        return {**variables, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), f"{FOLDER}_PLATFORM": "cpu"}
+    described = cuda.device(device)
+    libraries = folder / "driver"
+    libraries.mkdir()
+    driver.install(described, libraries)
+    return {
+        **variables,
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH")])),
+        "JAX_PLATFORMS": "cuda",
+        # JAX asks NVIDIA's libraries for their versions, and the virtual ones have none.
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "STAGEC_VIRTUAL_DEVICES": str(devices),
+        f"{FOLDER}_PLATFORM": "cuda",
+    }
+
+
+def run(command: Sequence[str], variables: dict[str, str], folder: Path, seconds: float, idle: float) -> Ended:
+    """Run a program until it ends, or for that many seconds, or until it has compiled nothing for `idle` seconds.
+
+    seconds, idle: 0 for as long as it takes. Raises StagecError if the program cannot be started.
+    """
+    try:
+        process = subprocess.Popen(command, env=variables, start_new_session=True)
+    except OSError as error:
+        raise mistake(f"{command[0]} cannot be started: {error.strerror}") from error
+    began = newest = time.monotonic()
+    size = 0
+    try:
+        while process.poll() is None:
+            time.sleep(_STEP)
+            now, before, size = time.monotonic(), size, _rows(folder)
+            newest = now if size != before else newest
+            if seconds and now - began > seconds:
+                return _end(process, folder, f"it ran for {seconds:g} s")
+            if idle and size and now - newest > idle:
+                return _end(process, folder, f"it compiled nothing for {idle:g} s")
+    except BaseException:
+        _signal(process, signal.SIGKILL)
+        raise
+    return Ended(process.returncode)
+
+
+def _rows(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.rows"))
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path, why: str) -> Ended:
+    """End a program and all that it started, after it has said where it is."""
+    stack = folder / f"{process.pid}.stack"
+    if stack.exists():
+        os.kill(process.pid, signal.SIGUSR2)  # faulthandler's
+        time.sleep(_STEP)
+    _signal(process, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE)
+    _signal(process, signal.SIGKILL)
+    process.wait()
+    return Ended(None, why, _innermost(stack.read_text()) if stack.exists() else "")
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _innermost(stack: str) -> str:
+    """Return the innermost line of a stack, as faulthandler writes it, that is in no library."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', stack)
+    mine = [(path, line) for path, line in frames if "/site-packages/" not in path and "/lib/python" not in path]
+    path, line = next(iter(mine or frames), ("", ""))
+    return f"{os.path.relpath(path)}:{line}" if path else ""
+
+
+def versions(folder: Path) -> dict[str, str]:
+    """Return the versions of the packages that decide what is compiled, as the program's processes told them."""
+    for path in sorted(folder.glob("*.versions")):
+        found: dict[str, str] = json.loads(path.read_text("utf-8"))
+        return found
+    return {}
