@@ -41,29 +41,31 @@ def build(function: str, folder: Path, sized: bool = False, compiler_options: Ma
     """
     folder.mkdir(parents=True)
     (folder / "functions.toml").write_text(_manifest(function, sized, compiler_options or {}))
-    plan = json.loads(_stagec(folder, "plan", "functions.toml", "--json"))
+    plan = json.loads(_stagec(folder, "action", "plan", "functions.toml", "--json"))
     arguments: list[str] = []
     for artifact in plan["exports"]:
         name, spec = _specified(artifact, folder)
         words = ("--output", f"{name}.exported", "--description", f"{name}.exported.json", "--import-root", str(ROOT))
-        _stagec(folder, "export", "--spec", spec, *words)
-        arguments += ["--export", f"{name}={name}.exported={spec}={name}.exported.json"]
+        _stagec(folder, "action", "export", "--spec", spec, *words)
+        arguments += ["--export", f"{name}:{name}.exported:{spec}:{name}.exported.json"]
     for artifact in plan["executables"]:
         name, spec = _specified(artifact, folder)
         words = ("--output", f"{name}.xla", "--description", f"{name}.json", "--module", f"{name}.mlirbc")
-        _stagec(folder, "compile", "--spec", spec, "--exported", f"{artifact['export']}.exported", *words)
-        arguments += ["--executable", f"{name}={name}.xla={name}.json={name}.mlirbc"]
+        _stagec(folder, "action", "compile", "--spec", spec, "--exported", f"{artifact['export']}.exported", *words)
+        arguments += ["--executable", f"{name}:{name}.xla:{name}.json:{name}.mlirbc"]
     cached: list[str] = []
     exports = {artifact["name"]: f"{artifact['name']}.spec" for artifact in plan["exports"]}
     for artifact in plan["executables"]:
         name = artifact["name"]
-        words = ("--jax-key", f"{name}.key", "--executable", f"{name}.spec", "--import-root", str(ROOT))
-        _stagec(folder, "export", "--spec", exports[artifact["export"]], *words)
-        words = ("--jax-key", f"{name}.key", "--output", f"{name}.jax.xla", "--jax-entry", f"{name}.jax.json")
-        _stagec(folder, "compile", "--spec", f"{name}.spec", *words)
-        cached += ["--entry", f"{name}={name}.jax.json={name}.jax.xla"]
-    _stagec(folder, "jax-cache", "--output", "jax_cache", *cached)
-    _stagec(folder, "bundle", "--name", "functions", "--version", "1.0.0", "--output", "functions.aot", *arguments)
+        words = ("--output", f"{name}.key", "--executable", f"{name}.spec", "--import-root", str(ROOT))
+        _stagec(folder, "action", "jax-key", "--spec", exports[artifact["export"]], *words)
+        words = ("--key", f"{name}.key", "--output", f"{name}.jax.xla", "--entry", f"{name}.jax.json")
+        _stagec(folder, "action", "jax-compile", "--spec", f"{name}.spec", *words)
+        cached += ["--entry", f"{name}:{name}.jax.json:{name}.jax.xla"]
+    _stagec(folder, "action", "jax-cache", "--output", "jax_cache", *cached)
+    _stagec(
+        folder, "action", "bundle", "--name", "functions", "--version", "1.0.0", "--output", "functions.aot", *arguments
+    )
     return folder / "functions.aot"
 
 

@@ -103,7 +103,7 @@ def compiler_action(
       ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
       mnemonic: the action's mnemonic.
       progress_message: what Bazel shows while it runs.
-      command: name of the compiler's command.
+      command: the compiler's command: "action compile", or one that people run too, such as "image".
       arguments: Args that follow it. They go through a file, and are what a worker gets with each request. A word of them
         that begins with @ would be another such file, to Bazel and to the command. So a label, and a path that a user may
         have chosen, are in one word with their option.
@@ -137,7 +137,7 @@ def compiler_action(
     if type(executable) == type(""):
         start.add_all([stagec.start, executable])
         executable = "/bin/sh"
-    start.add_all(INTERPRETER_FLAGS + [stagec.entry, command])
+    start.add_all(INTERPRETER_FLAGS + [stagec.entry] + command.split(" "))
     env = {"STAGEC_PYTHON_ABI": python.abi}
     if sources != None:
         env["STAGEC_PYTHON_VERSION"] = version

@@ -23,22 +23,21 @@ _READERS = [
     "baseline",
     "diff",
     "explain",
-    "explain-load",
     "extract",
     "inspect",
-    "locate",
     "report",
     "reproduce",
     "run",
-    "size",
     "strip",
     "stub",
     "verify",
 ]
 # Commands that are forks, and the name of the template of each.
 FORKING = {
-    **{command: command for command in ("bundle", "compile", "export", "golden")},
-    **dict.fromkeys(("init", "plan", "targets"), "plan"),
+    **{f"action {command}": command for command in ("bundle", "compile", "export", "golden")},
+    **{f"action {command}": "compile" for command in ("jax-compile", "lower", "optimize")},
+    **{f"action {command}": "export" for command in ("jax-key", "jaxpr")},
+    **dict.fromkeys(("init", "action plan", "targets"), "plan"),
     **dict.fromkeys(_READERS, "readers"),
 }
 
@@ -79,9 +78,10 @@ def stagec(
     none, for a test that is about processes. path: where a fork looks for programs.
     """
     words = [str(argument) for argument in arguments]
-    # Locations have whole call stacks: those of a fork begin in the template.
-    if env is None and words and words[0] in FORKING and "--debug-output" not in words:
-        return _template(FORKING[words[0]]).run(words, cwd, path)
+    # Not `action locations`: they have whole call stacks, and those of a fork begin in the template.
+    name = " ".join(words[: 2 if words[:1] == ["action"] else 1])
+    if env is None and name in FORKING:
+        return _template(FORKING[name]).run(words, cwd, path)
     command = [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), *words]
     return subprocess.run(command, cwd=cwd, env={**action_environment(), **(env or {})}, capture_output=True, text=True)
 
@@ -100,7 +100,7 @@ def checked(*arguments: str | Path, cwd: Path = ROOT) -> str:
 
 def write_specs(manifest: str, root: Path, out: Path) -> dict[str, Any]:
     """Plan `manifest` (relative to `root`) and write every spec to `out`/NAME.spec; return the plan."""
-    plan: dict[str, Any] = json.loads(checked("plan", manifest, "--json", cwd=root))
+    plan: dict[str, Any] = json.loads(checked("action", "plan", manifest, "--json", cwd=root))
     for artifact in [*plan["exports"], *plan["executables"]]:
         (out / f"{artifact['name']}.spec").write_text(json.dumps(artifact["spec"]))
     return plan
@@ -132,17 +132,19 @@ def build_jax_cache(
     for name, ways in plan["jax_cache"]["executables"].items():
         spec, traced = out / f"{name}.spec", out / f"{specs[name]['export']}.spec"
         files = {suffix: out / f"{name}.jax.{suffix}" for suffix in ("key", "json", "xla")}
-        words = ["--jax-key", files["key"], "--executable", spec, "--import-root", "."]
+        words = ["--output", files["key"], "--executable", spec, "--import-root", "."]
         words += [word for folder in import_roots for word in ("--import-root", folder)]
         committed = [word for way in ways for word in ("--committed", ",".join(map(str, way)) or "none")]
-        checked("export", "--spec", traced, *words, *committed, cwd=root)
+        checked("action", "jax-key", "--spec", traced, *words, *committed, cwd=root)
         machines = plan["jax_cache"]["machines"].get(specs[name]["spec"]["target"]["name"], [])
         named = [word for machine in machines for word in ("--machine", machine)]
-        words = ["--jax-key", files["key"], "--output", files["xla"], "--jax-entry", files["json"], *named]
+        words = ["--key", files["key"], "--output", files["xla"], "--entry", files["json"], *named]
         on_cpu = specs[name]["spec"]["target"]["platform"] == "cpu"
-        (checked if compile_ is None or on_cpu else compile_)("compile", "--spec", spec, *words, cwd=root)
+        compiled = checked if compile_ is None or on_cpu else compile_
+        compiled("action", "jax-compile", "--spec", spec, *words, cwd=root)
         arguments += ["--entry", f"{name}:{files['json']}:{files['xla']}"]
     checked(
+        "action",
         "jax-cache",
         "--manifest",
         manifest,
@@ -168,8 +170,8 @@ def build(
     """Build the bundle of `manifest` into `out`; return its path.
 
     only: functions and executables to build, such as mlp and attention.h200; none: all. hlo: platforms whose optimized
-    programs to write as well, to `out`/NAME.hlo_after.pb. compile_: what runs `stagec compile` in place of `checked`,
-    for executables of accelerators.
+    programs to write as well, to `out`/NAME.hlo_after.pb. compile_: what runs the actions that compile in place of
+    `checked`, for executables of accelerators.
     """
     plan = write_specs(manifest, root, out)
     if only:
@@ -188,7 +190,7 @@ def build(
     arguments: list[str | Path] = [*bound(*specs, external=False)]
     for word in bound(*specs, external=True)[1::2]:
         file, path = word.split("=")
-        checked("describe-weights", path, "--output", out / f"{file}.json")
+        checked("action", "describe-weights", path, "--output", out / f"{file}.json")
         arguments += ["--external-weights", f"{file}={out / file}.json"]
     for export in plan["exports"]:
         name = export["name"]
@@ -196,28 +198,31 @@ def build(
         exported = out / f"{name}.exported"
         words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json"]
         words += ["--lowered", out / f"{name}.lowered"]
-        checked("export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
+        checked("action", "export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
         arguments += ["--export", f"{name}:{exported}:{out / name}.spec:{exported}.json"]
         if export["spec"]["golden"]:
             file = export["spec"]["golden"]["inputs"]
             given = ["--exported", exported, "--description", f"{exported}.json", "--output", out / f"{name}.golden"]
             given += ["--inputs", folder / file] if file else []
-            checked("golden", "--spec", out / f"{name}.spec", *given, *bound(export["spec"]), *roots, cwd=root)
+            checked(
+                "action", "golden", "--spec", out / f"{name}.spec", *given, *bound(export["spec"]), *roots, cwd=root
+            )
             arguments += ["--golden", f"{name}={out / name}.golden"]
     for executable in plan["executables"]:
         stem = out / executable["name"]
         platform = executable["spec"]["target"]["platform"]
-        (checked if compile_ is None or platform == "cpu" else compile_)(
-            *("compile", "--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"),
-            *("--lowered", out / f"{executable['export']}.lowered"),
-            *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
-            *("--module", f"{stem}.stablehlo.mlirbc", "--inventory", f"{stem}.inventory.json"),
-            *(["--hlo-proto", f"{stem}.hlo_after.pb"] if platform in hlo else []),
-            cwd=root,
-        )
+        compiled = checked if compile_ is None or platform == "cpu" else compile_
+        program = ["--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"]
+        program += ["--lowered", out / f"{executable['export']}.lowered"]
+        words = ["--output", f"{stem}.xla", "--description", f"{stem}.json"]
+        words += ["--module", f"{stem}.stablehlo.mlirbc", "--inventory", f"{stem}.inventory.json"]
+        compiled("action", "compile", *program, *words, cwd=root)
+        if platform in hlo:
+            compiled("action", "optimize", *program, "--hlo-proto", f"{stem}.hlo_after.pb", cwd=root)
         arguments += ["--executable", f"{executable['name']}:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc"]
     bundle = out / f"{plan['bundle']['name']}.aot"
     checked(
+        "action",
         "bundle",
         "--name",
         plan["bundle"]["name"],

@@ -30,7 +30,7 @@ SHARED = {
 
 
 class Template:
-    """A process that has imported what `stagec COMMAND` needs, or one of SHARED, and forks for each call."""
+    """A process that has imported what `stagec action COMMAND` needs, or one of SHARED, and forks for each call."""
 
     def __init__(self, command: str, python: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -67,7 +67,7 @@ def _serve(command: str) -> None:
     for module in SHARED.get(command, ()):
         importlib.import_module(module)
     if command not in SHARED:
-        importlib.import_module(f"stagec.cli.{command}").preload()
+        importlib.import_module(f"stagec.cli.actions.{command}").preload()
     gc.freeze()
     for line in requests:
         child = os.fork()

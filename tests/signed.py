@@ -62,7 +62,7 @@ def write_provenance(bundle: Path, *more: str | Path) -> tuple[Path, Path]:
     (folder / "spec.json").write_text("{}")
     statement, sbom = folder / "zoo.intoto.json", folder / "zoo.sbom.json"
     checked(
-        *("provenance", "--bundle", bundle, "--output", statement, "--sbom", sbom),
+        *("action", "provenance", "--bundle", bundle, "--output", statement, "--sbom", sbom),
         *("--manifest", f"tests/zoo.toml:{folder}/zoo.toml", "--packages", folder / "packages.json"),
         *("--source", f"tests/model.py:{folder}/model.py", "--spec", f"zoo.loop:{folder}/spec.json"),
         *more,

@@ -503,7 +503,7 @@ def test_provenance_names_what_a_build_takes_and_nothing_of_the_machine(built: W
 @pytest.mark.pinned
 def test_an_operation_has_its_place(built: Workspace) -> None:
     assert built.run("build", "//models:models.gelu", "--output_groups=debug").returncode == 0
-    done = command("locate", "bazel-bin/models/models.gelu.debug.mlir", "jit(gelu)/tanh", cwd=built.root)
+    done = command("inspect", "bazel-bin/models/models.gelu.debug.mlir", "--locate", "jit(gelu)/tanh", cwd=built.root)
     line = (built.root / "models" / "layers.py").read_text().splitlines().index("    return jax.nn.gelu(x)") + 1
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"  models/layers.py:{line} in gelu")
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import json, sys
 from stagec.cli import main
-status = [main(["plan", path]) for path in sys.argv[1:]]
+status = [main(["action", "plan", path]) for path in sys.argv[1:]]
 modules = {name: module.__file__ for name, module in sys.modules.items() if module and hasattr(module, "__file__")}
 json.dump({"status": status, "modules": modules}, sys.stderr)
 """

@@ -2,7 +2,7 @@
 
 Which actions ran is what Bazel's build events say.
 
-Modules: `cli/imports.py`.
+Modules: `cli/actions/imports.py`.
 """
 
 import sys

@@ -165,7 +165,7 @@ PACKAGES: Mapping[str, Package] = {
         "bundle core trust",
     ),
     "stagec_insight.commands": _package(
-        "`stagec report`, `timeline`, `profile`, `emulate`, `autotune`",
+        "`stagec report`, `profile`, `emulate`, `autotune`, `action timeline`",
         "backends bundle cli core stagec_insight",
     ),
     "stagec_insight": _package(
@@ -204,6 +204,7 @@ PACKAGES: Mapping[str, Package] = {
 
 # The rooms inside a package, and which of its rooms each imports. Nobody else's table names them.
 ROOMS: Mapping[str, tuple[str, ...]] = {
+    "cli.actions": ("cli",),
     "core.builds": ("core.messages", "core.sizes"),
     "core.messages": ("core.sizes", "core.trees"),
     "core.trees": ("core.data", "core.sizes"),

@@ -82,10 +82,14 @@ def main() -> int:
                 "--lowered",
                 f"{name}.lowered",
             )
-            checked("export", "--spec", f"{name}.spec", *words, "--import-root", ROOT, cwd=out)
+            checked("action", "export", "--spec", f"{name}.spec", *words, "--import-root", ROOT, cwd=out)
         for name, export in ((executable["name"], executable["export"]) for executable in plan["executables"]):
             given = ("--spec", f"{name}.spec", "--exported", f"{export}.exported", "--lowered", f"{export}.lowered")
-            checked("compile", *given, "--description", f"{name}.json", "--timeline", f"{name}.timeline.json", cwd=out)
+            described = ("--description", f"{name}.json")
+            checked("action", "compile", *given, "--output", f"{name}.xla", *described, cwd=out)
+            checked("action", "optimize", *given, "--hlo-after", f"{name}.hlo", cwd=out)
+            words = (f"{name}.hlo", "--spec", f"{name}.spec", *described, "--output", f"{name}.timeline.json")
+            checked("action", "timeline", *words, cwd=out)
         made = table({name: estimated(f"published.{name}", out) for name in TIMES})
     before, _, rest = PAGE.read_text("utf-8").partition(_BEGIN)
     PAGE.write_text(f"{before}{_BEGIN}{made}{_END}{rest.partition(_END)[2]}", "utf-8")

@@ -55,17 +55,18 @@ if __name__ == "__main__":
 
         find_packages()
         find_byte_code()
-    if sys.argv[2:] == ["--persistent_worker"]:  # it runs no command itself, and so imports none
+    if sys.argv[-1] == "--persistent_worker":  # it runs no command itself, and so imports none
         from stagec.worker.server import serve
 
-        sys.exit(serve(sys.argv[1], problem))
+        sys.exit(serve(" ".join(sys.argv[1:-1]), problem))
     if problem:
         sys.stderr.write(problem)
         sys.exit(2)
     from stagec.cli import main
 
     # A Bazel action, without a worker: its arguments are in a file.
-    if "STAGEC_PYTHON_ABI" in os.environ and len(sys.argv) == 3 and sys.argv[2].startswith("@"):
+    command = sys.argv[1:3] if sys.argv[1:2] == ["action"] else sys.argv[1:2]
+    if "STAGEC_PYTHON_ABI" in os.environ and sys.argv[1:-1] == command and sys.argv[-1].startswith("@"):
         from stagec.worker import alone
 
         sys.exit(alone.run(main))

@@ -74,10 +74,10 @@ def _aot_executable_impl(ctx):
 
     # The first runs in a build. The others run when their output groups are asked for, and nothing has what they write as
     # an input.
-    for mnemonic, progress, outputs, packages, series in [
-        (MNEMONICS[platform], "Compiling", compiled, plugin, _series(ctx, platform)),
-        ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None, ""),
-        ("StagecOptimize", "Optimizing", optimized, plugin, ""),
+    for action, mnemonic, progress, outputs, packages, series in [
+        ("compile", MNEMONICS[platform], "Compiling", compiled, plugin, _series(ctx, platform)),
+        ("lower", "StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None, ""),
+        ("optimize", "StagecOptimize", "Optimizing", optimized, plugin, ""),
     ]:
         arguments = ctx.actions.args()
         arguments.add("--label=" + label_of(ctx.label))
@@ -93,7 +93,7 @@ def _aot_executable_impl(ctx):
             ctx,
             mnemonic = mnemonic,
             progress_message = "%s %s for %s" % (progress, name, platform),
-            command = "compile",
+            command = "action " + action,
             arguments = arguments,
             inputs = depset([spec, exported] + ([lowered] if lowered else [])),
             outputs = outputs.values(),
@@ -109,7 +109,7 @@ def _aot_executable_impl(ctx):
         ctx,
         mnemonic = "StagecTimeline",
         progress_message = "Estimating the timeline of %s" % name,
-        command = "timeline",
+        command = "action timeline",
         arguments = arguments,
         inputs = depset([hlo_after, spec, description]),
         outputs = [timeline],

@@ -46,14 +46,14 @@ def _aot_export_impl(ctx):
     # The first runs in a build. The others run when their output group is asked for, and nothing has what they write as
     # an input.
     runs = [
-        ("StagecExport", "Exporting", written),
-        ("StagecDebug", "Locating", {"--debug-output": debug}),
+        ("export", "StagecExport", "Exporting", written),
+        ("locations", "StagecDebug", "Locating", {"--output": debug}),
     ]
     if ":" in json.decode(ctx.attr.spec).get("entry", ""):  # a function, and no StableHLO module
         jaxpr = ctx.actions.declare_file(name + ".jaxpr.txt")
-        runs.append(("StagecJaxpr", "Tracing", {"--jaxpr": jaxpr}))
+        runs.append(("jaxpr", "StagecJaxpr", "Tracing", {"--output": jaxpr}))
         groups["jaxpr"] = depset([jaxpr])
-    for mnemonic, progress, outputs in runs:
+    for action, mnemonic, progress, outputs in runs:
         arguments = ctx.actions.args()
         for option, file in outputs.items():
             arguments.add(option, file)
@@ -63,7 +63,7 @@ def _aot_export_impl(ctx):
             ctx,
             mnemonic = mnemonic,
             progress_message = "%s %s" % (progress, name),
-            command = "export",
+            command = "action " + action,
             arguments = arguments,
             inputs = depset([spec]),
             outputs = outputs.values(),

@@ -24,7 +24,7 @@ def _aot_golden_impl(ctx):
         ctx,
         mnemonic = "StagecGolden",
         progress_message = "Running %s" % export.name,
-        command = "golden",
+        command = "action golden",
         arguments = arguments,
         inputs = depset([export.spec, export.exported, export.description] + weights + given),
         outputs = [golden],

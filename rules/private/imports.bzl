@@ -70,7 +70,7 @@ def _aot_imports_impl(ctx):
             ctx,
             mnemonic = "StagecImports",
             progress_message = "Reading the imports of %s" % ctx.label.name,
-            command = "imports",
+            command = "action imports",
             arguments = arguments,
             inputs = depset([names], transitive = [sources]),
             outputs = looked.values(),

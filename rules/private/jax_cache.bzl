@@ -8,7 +8,7 @@ def _key(ctx, export, executable, committed):
     """Declares what JAX looks the executable up by, which has the module that it compiles."""
     key = ctx.actions.declare_file("%s/%s.key" % (ctx.label.name + ".parts", executable.name))
     arguments = ctx.actions.args()
-    arguments.add("--jax-key", key)
+    arguments.add("--output", key)
     arguments.add("--executable", executable.spec)
     arguments.add("--spec", export.spec)
     arguments.add_all(committed, before_each = "--committed")
@@ -20,7 +20,7 @@ def _key(ctx, export, executable, committed):
         ctx,
         mnemonic = "StagecJaxKey",
         progress_message = "Lowering %s for JAX's cache" % executable.name,
-        command = "export",
+        command = "action jax-key",
         arguments = arguments,
         inputs = depset([export.spec, executable.spec]),
         outputs = [key],
@@ -38,15 +38,15 @@ def _entry(ctx, executable, key, machines):
     arguments = ctx.actions.args()
     arguments.add("--label=%s" % executable.name)
     arguments.add("--spec", executable.spec)
-    arguments.add("--jax-key", key)
+    arguments.add("--key", key)
     arguments.add("--output", compiled)
-    arguments.add("--jax-entry", names)
+    arguments.add("--entry", names)
     arguments.add_all(machines, before_each = "--machine")
     compiler_action(
         ctx,
         mnemonic = "StagecJaxCompile",
         progress_message = "Compiling %s for JAX's cache" % executable.name,
-        command = "compile",
+        command = "action jax-compile",
         arguments = arguments,
         inputs = depset([executable.spec, key]),
         outputs = [compiled, names],
@@ -76,7 +76,7 @@ def _aot_jax_cache_impl(ctx):
         ctx,
         mnemonic = "StagecJaxCache",
         progress_message = "Writing JAX's compilation cache %s" % ctx.label.name,
-        command = "jax-cache",
+        command = "action jax-cache",
         arguments = arguments,
         inputs = depset(inputs),
         outputs = [folder, layer],

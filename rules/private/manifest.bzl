@@ -26,8 +26,9 @@ PLANNER_SOURCES = [
     "stagec/__init__.py",
     "stagec/__main__.py",
     "stagec/cli/__init__.py",
+    "stagec/cli/actions/__init__.py",
+    "stagec/cli/actions/plan.py",
     "stagec/cli/files.py",
-    "stagec/cli/plan.py",
     "stagec/core/__init__.py",
     "stagec/core/builds/__init__.py",
     "stagec/core/builds/compiler_options.py",
@@ -139,7 +140,7 @@ def _stagec_manifest_impl(repository_ctx):
     path = workspace_path(manifest)
     result = repository_ctx.execute(
         [interpreter] + INTERPRETER_FLAGS +
-        [entry, "plan", watched_path(repository_ctx, manifest)] +
+        [entry, "action", "plan", watched_path(repository_ctx, manifest)] +
         ["--display-path=" + path, "--output", "plan.json", "--target-files", "files.txt"],
         environment = {
             "LC_ALL": "C.UTF-8",

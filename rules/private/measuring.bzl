@@ -16,7 +16,7 @@ def _launcher(ctx, body):
     return [DefaultInfo(executable = script, files = depset([script]), runfiles = runfiles)]
 
 def _aot_size_test_impl(ctx):
-    return _launcher(ctx, "exec {stagec} size {bundle} --most %s \"$@\"\n" % ctx.attr.most)
+    return _launcher(ctx, "exec {stagec} inspect {bundle} --sizes --most %s \"$@\"\n" % ctx.attr.most)
 
 aot_size_test = rule(
     implementation = _aot_size_test_impl,

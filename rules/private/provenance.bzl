@@ -38,7 +38,7 @@ def _aot_provenance_impl(ctx):
         ctx,
         mnemonic = "StagecProvenance",
         progress_message = "Writing the provenance of %s" % info.name,
-        command = "provenance",
+        command = "action provenance",
         arguments = arguments,
         inputs = depset(inputs, transitive = [sources]),
         outputs = [statement, sbom],

@@ -58,7 +58,7 @@ def compile_words(tmp_path: Path) -> list[str | Path]:
     (tmp_path / "spec").write_text(specs.to_json(spec))
     archive = Archive(os.environ["AARCH64_BUNDLE"])
     (tmp_path / "exported").write_bytes(archive[archive.index["functions"]["dense"]["exported"]])
-    words = ["compile", "--spec", tmp_path / "spec", "--exported", tmp_path / "exported"]
+    words = ["action", "compile", "--spec", tmp_path / "spec", "--exported", tmp_path / "exported"]
     return [*words, "--output", tmp_path / "x", "--description", tmp_path / "x.json"]
 
 

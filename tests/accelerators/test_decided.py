@@ -69,7 +69,7 @@ def test_a_program_that_is_not_there_is_named(bundle: Path) -> None:
     done = stagec("emulate", bundle, "mlp", "--platform", "tpu", "--json")
     rows = json.loads(done.stdout)["refused"]
     assert (done.returncode, [row["target"] for row in rows]) == (1, ["v5e-2x2", "v6e-4x4"])
-    wanted = "the executable does not say it; write --hlo mlp.v5e-2x2=FILE, of stagec compile --hlo-proto"
+    wanted = "the executable does not say it; write --hlo mlp.v5e-2x2=FILE, of output group hlo_proto"
     assert rows[0]["why"] == wanted
 
 

@@ -62,10 +62,10 @@ def test_keys_of_a_tpu_are_those_of_jax(tmp_path: Path) -> None:
         described = json.loads(executable.read_text())
         described["target"]["compiler_options"] = options
         executable.write_text(json.dumps(described))
-        words = ["--jax-key", key, "--executable", executable, "--committed", committed, "--import-root", ROOT]
-        checked("export", "--spec", tmp_path / f"accelerators.{name}.spec", *words)
-        words = ["--jax-key", key, "--output", tmp_path / f"{name}.xla", "--jax-entry", tmp_path / f"{name}.json"]
-        checked("compile", "--spec", executable, *words)
+        words = ["--output", key, "--executable", executable, "--committed", committed, "--import-root", ROOT]
+        checked("action", "jax-key", "--spec", tmp_path / f"accelerators.{name}.spec", *words)
+        words = ["--key", key, "--output", tmp_path / f"{name}.xla", "--entry", tmp_path / f"{name}.json"]
+        checked("action", "jax-compile", "--spec", executable, *words)
         (entry,) = json.loads((tmp_path / f"{name}.json").read_text())["entries"]
         ours.append(entry["names"])
     packages_of_tests = [entry for entry in sys.path if entry.endswith("site-packages")]

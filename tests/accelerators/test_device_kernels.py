@@ -1,6 +1,6 @@
 """The kernels of executables for NVIDIA devices, through the commands: figures, limits, baselines, PTX and SASS.
 
-Modules: `audit/kernels.py`, `cli/inspect.py`, `cli/compile.py`.
+Modules: `audit/kernels.py`, `cli/inspect.py`, `cli/actions/optimize.py`.
 """
 
 import json
@@ -73,7 +73,7 @@ def test_inspect_shows_each_kernel(bundle: Path) -> None:
 def test_ptx_and_sass_of_a_kernel(bundle: Path, tmp_path: Path) -> None:
     stem, ptx = bundle.with_name("m.layer.h200"), tmp_path / "m.layer.h200.ptx"
     exported = bundle.with_name("m.layer.exported")
-    checked("compile", "--spec", f"{stem}.spec", "--exported", exported, "--ptx", ptx)
+    checked("action", "optimize", "--spec", f"{stem}.spec", "--exported", exported, "--ptx", ptx)
     rows = json.loads(checked("inspect", "--json", f"{stem}.xla"))["kernels"]
     assembled = {row["name"]: row for row in json.loads(checked("inspect", "--json", ptx))["kernels"]}
     # The locked ptxas makes of the same PTX what XLA has in the executable.
@@ -129,7 +129,7 @@ def test_spills_over_a_limit_or_a_baseline(bundle: Path, spilling: Path, tmp_pat
     spec["limits"] |= {"key": "functions.layer.limits.h200", "spills": 0, "registers": 16, "shared_memory": 1 << 20}
     (tmp_path / "spec").write_text(json.dumps(spec))
     words = ("--exported", spilling.with_name("m.layer.exported"), "--output", tmp_path / "x")
-    done = stagec("compile", "--spec", tmp_path / "spec", *words)
+    done = stagec("action", "compile", "--spec", tmp_path / "spec", *words)
     assert done.returncode == 2
     told = r"m.toml: functions.layer.limits.h200.{}: layer for h200: {} is over the limit of {}\n"
     told += r"  the most:\n +{} +kernel +\w+"

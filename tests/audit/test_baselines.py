@@ -105,10 +105,10 @@ def test_tolerances_of_a_function(before: Path, grown: Path, tmp_path: Path) -> 
 
 def test_the_plan_has_the_tolerances(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(MANIFEST + '[functions.layer.baseline]\npeak_memory = "2%"\nflops = 1e3\n')
-    plan = json.loads(checked("plan", "m.toml", "--json", cwd=tmp_path))
+    plan = json.loads(checked("action", "plan", "m.toml", "--json", cwd=tmp_path))
     assert plan["tolerances"] == {"layer": {"peak_memory": "2%", "flops": 1000}}
     (tmp_path / "m.toml").write_text(MANIFEST + '[functions.layer.baseline]\npeak_memory = "2 %%"\n')
-    assert stagec("plan", "m.toml", cwd=tmp_path).stderr == dedent("""\
+    assert stagec("action", "plan", "m.toml", cwd=tmp_path).stderr == dedent("""\
         m.toml: functions.layer.baseline.peak_memory: "2 %%" is not a share
           write for example "2%", "64KiB" or 10
         """)

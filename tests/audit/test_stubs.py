@@ -85,10 +85,10 @@ def portable(manifest: str, out: Path) -> Path:
     for export in plan["exports"]:
         stem = out / export["name"]
         written = ["--output", f"{stem}.exported", "--description", f"{stem}.exported.json"]
-        checked("export", "--spec", f"{stem}.spec", *written, "--import-root", ROOT)
+        checked("action", "export", "--spec", f"{stem}.spec", *written, "--import-root", ROOT)
         arguments += ["--export", f"{export['name']}:{stem}.exported:{stem}.spec:{stem}.exported.json"]
     name = plan["bundle"]["name"]
-    checked("bundle", "--name", name, "--version", "1", "--output", out / f"{name}.aot", *arguments)
+    checked("action", "bundle", "--name", name, "--version", "1", "--output", out / f"{name}.aot", *arguments)
     return out / f"{name}.aot"
 
 

@@ -28,7 +28,7 @@ def compile_again(zoo: Path, out: Path, name: str, **changes: Any) -> tuple[int,
     function = spec["function"]
     xla, description = out / "x.xla", out / "x.json"
     done = stagec(
-        *("compile", "--spec", out / "spec", "--exported", zoo.parent / f"zoo.{function}.exported"),
+        *("action", "compile", "--spec", out / "spec", "--exported", zoo.parent / f"zoo.{function}.exported"),
         *("--output", xla, "--description", description),
         env={"TZ": "Asia/Tokyo", "HOME": str(out), "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"},
     )
@@ -61,7 +61,15 @@ def test_one_process_gives_the_bytes_of_many(zoo: Path, tmp_path: Path) -> None:
         exported = f"zoo.{naming.artifact(specs[name]['function'], specs[name]['variant'])}.exported"
         words = ["--spec", f"{zoo.parent}/{name}.spec", "--exported", f"{zoo.parent}/{exported}"]
         actions.append(
-            ["compile", *words, "--output", f"{tmp_path}/{name}.xla", "--description", f"{tmp_path}/{name}.json"]
+            [
+                "action",
+                "compile",
+                *words,
+                "--output",
+                f"{tmp_path}/{name}.xla",
+                "--description",
+                f"{tmp_path}/{name}.json",
+            ]
         )
     subprocess.run(
         [sys.executable, "-c", ONE_AFTER_ANOTHER],

@@ -146,7 +146,7 @@ def test_a_bundle_is_compiled_around_it(tmp_path: Path) -> None:
     env = {"PYTHONPATH": os.pathsep.join([*packages, str(COMPILER)])}
     done = subprocess.run([sys.executable, "-B", "-c", CALLS, bundle], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    words = ["compile", "--spec", out / "it.seven.cpu-avx2.spec", "--exported", out / "it.seven.exported"]
+    words = ["action", "compile", "--spec", out / "it.seven.cpu-avx2.spec", "--exported", out / "it.seven.exported"]
     again = command(*words, "--output", tmp_path / "x.xla", "--description", tmp_path / "x.json", cwd=tmp_path)
     warning = f"warning: jaxlib {RELEASE} has a defect that this program meets (jax#40412): it is compiled"
     assert again.stderr == (f"it.toml: functions.seven: {warning} with {WITHOUT}\n" if avoided else "")

@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "m.toml").write_text(MANIFEST)
     for export in write_specs("m.toml", root, root)["exports"]:
         stem = root / export["name"]
-        checked("export", "--spec", f"{stem}.spec", "--output", f"{stem}.exported", "--import-root", root)
+        checked("action", "export", "--spec", f"{stem}.spec", "--output", f"{stem}.exported", "--import-root", root)
     return root
 
 
@@ -94,7 +94,7 @@ def compiled(folder: Path, name: str, output: Path, *, limited: bool = True) -> 
         spec["limits"] = dict.fromkeys(spec["limits"]) | {"key": "", "allow_unknown": False}
     (output.parent / "limited.spec").write_text(json.dumps(spec))
     done = stagec(
-        *("compile", "--spec", output.parent / "limited.spec"),
+        *("action", "compile", "--spec", output.parent / "limited.spec"),
         *("--exported", folder / f"{'.'.join(name.split('.')[:2])}.exported"),
         *("--output", output, "--description", output.with_suffix(".json")),
     )

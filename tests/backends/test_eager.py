@@ -48,7 +48,7 @@ def workspace(tmp_path: Path) -> Path:
 def exported_as(workspace: Path, function: Any, *words: str, env: dict[str, str] | None = None) -> str:
     """Export in a new process; return the digest of the artifact."""
     (workspace / "f.spec").write_text(to_json(function))
-    words = ("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", *words)
+    words = ("action", "export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", *words)
     done = stagec(*words, cwd=workspace, env=env or {})
     assert done.returncode == 0, done.stderr
     return hashlib.sha256((workspace / "f.exported").read_bytes()).hexdigest()
@@ -77,7 +77,18 @@ def test_another_machine_makes_the_same_golden_results(workspace: Path) -> None:
     source = MODEL + "\n\ndef applied(x):\n    return jax.nn.softmax(x @ (x.T @ x)), TABLE[0]\n"
     (workspace / "pkg" / "model.py").write_text(source)
     exported_as(workspace, function, "--description", "f.json")
-    words = ("golden", "--spec", "f.spec", "--exported", "f.exported", "--description", "f.json", "--import-root", ".")
+    words = (
+        "action",
+        "golden",
+        "--spec",
+        "f.spec",
+        "--exported",
+        "f.exported",
+        "--description",
+        "f.json",
+        "--import-root",
+        ".",
+    )
     for number, more in enumerate(([], ["--as-another-machine"])):
         done = stagec(*words, "--output", f"{number}.safetensors", *more, cwd=workspace, env={})
         assert done.returncode == 0, done.stderr

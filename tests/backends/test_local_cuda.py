@@ -113,7 +113,7 @@ def test_an_edit_of_the_file_is_in_the_slices_of_its_target_alone(manifest: Path
     plans = []
     for block in (32, 64):
         (manifest.parent / "h.textproto").write_text(results().replace("block_n: 32", f"block_n: {block}"))
-        plans.append(checked("plan", manifest, "--json"))
+        plans.append(checked("action", "plan", manifest, "--json"))
     first, second = (plan.replace("block_n: 32", "").replace("block_n: 64", "") for plan in plans)
     assert plans[0] != plans[1]
     assert first == second

@@ -49,9 +49,9 @@ def compiled(folder: Path, written: str) -> tuple[int, str]:
     (folder / "m.toml").write_text(MANIFEST.format(options=written))
     write_specs("m.toml", folder, folder)
     arguments = ("--spec", "m.f.spec", "--output", "m.f.exported", "--import-root", ".")
-    assert run_stagec("export", *arguments, cwd=folder).returncode == 0
+    assert run_stagec("action", "export", *arguments, cwd=folder).returncode == 0
     files = ("--exported", "m.f.exported", "--output", "f.xla", "--description", "f.json")
-    done = run_stagec("compile", "--spec", "m.f.cpu.spec", *files, cwd=folder)
+    done = run_stagec("action", "compile", "--spec", "m.f.cpu.spec", *files, cwd=folder)
     return done.returncode, done.stderr
 
 
@@ -130,7 +130,7 @@ def test_a_profile_is_told_by_its_digest() -> None:
 def test_values_are_checked_when_a_manifest_is_planned(tmp_path: Path) -> None:
     written = 'optimization_level = "O4", memory_fitting_effort = 2.0, xla_no_such = 1'
     (tmp_path / "m.toml").write_text(MANIFEST.format(options=written))
-    done = run_stagec("plan", "m.toml", "--output", "plan.json", cwd=tmp_path)
+    done = run_stagec("action", "plan", "m.toml", "--output", "plan.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
         'm.toml: targets.cpu.compiler_options.optimization_level: optimization_level cannot be "O4"\n'

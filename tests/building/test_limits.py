@@ -1,6 +1,6 @@
 """Metrics and limits of executables, through the commands: what is over a limit, and what that changes.
 
-Modules: `cli/compile.py`, `building/compilation.py`, `building/inventory.py`.
+Modules: `cli/actions/compile.py`, `building/compilation.py`, `building/inventory.py`.
 """
 
 import json
@@ -95,7 +95,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = write_specs("m.toml", root, root)
     for export in plan["exports"]:
         stem = root / export["name"]
-        checked("export", "--spec", f"{stem}.spec", "--output", f"{stem}.exported", "--import-root", root)
+        checked("action", "export", "--spec", f"{stem}.spec", "--output", f"{stem}.exported", "--import-root", root)
     for name in (STEP, FACTOR, LAYERS, SETTLE, EXCHANGE):
         status, message = compiled(root, name, root / f"{name}.xla")
         assert (status, message) == (0, "")
@@ -109,7 +109,7 @@ def compiled(built: Path, name: str, output: Path, *more: str, **limits: Any) ->
     limited["limits"] |= {"key": "functions.f.limits.t" if limits else "", **limits}
     (output.parent / "limited.spec").write_text(json.dumps(limited))
     done = stagec(
-        *("compile", "--spec", output.parent / "limited.spec"),
+        *("action", "compile", "--spec", output.parent / "limited.spec"),
         *("--exported", built / f"{'.'.join(name.split('.')[:2])}.exported"),
         *("--output", output, "--description", output.with_suffix(".json"), *more),
     )
@@ -307,7 +307,7 @@ def test_limits_of_a_manifest_reach_the_compiler(built: Path, tmp_path: Path) ->
     (tmp_path / "m.toml").write_text(MANIFEST + table)
     write_specs("m.toml", tmp_path, tmp_path)
     done = stagec(
-        *("compile", "--spec", tmp_path / f"{STEP}.spec", "--exported", built / "m.step.exported"),
+        *("action", "compile", "--spec", tmp_path / f"{STEP}.spec", "--exported", built / "m.step.exported"),
         *("--output", tmp_path / "f.xla", "--description", tmp_path / "f.json"),
     )
     assert done.returncode == 2

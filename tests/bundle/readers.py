@@ -80,7 +80,7 @@ def repacked_bundle(data: bytes) -> str:
 
 
 def explained_bundle(data: bytes) -> str:
-    """What `explain-load` tells of such a bundle, and `diff` of it and itself."""
+    """What `explain` tells of such a bundle, and `diff` of it and itself."""
     from stagec.audit import comparison
     from stagec.core.messages.errors import StagecError
     from stagec.core.messages.refusal import LoadError

@@ -1,6 +1,6 @@
 """Weights beside a bundle: found, checked and mapped; the bundle has their digests and no byte of them.
 
-Modules: `cli/describe_weights.py`.
+Modules: `cli/actions/describe_weights.py`.
 """
 
 import hashlib
@@ -170,10 +170,14 @@ def test_arrays_that_a_cpu_copies_are_counted(tmp_path: Path) -> None:
     for shift, count in ((0, 1), (8, 3)):
         padded = header.ljust(len(header) + (-(8 + len(header)) % 64) + shift)
         file.write_bytes(len(padded).to_bytes(8, "little") + padded + data)
-        done = command("describe-weights", file, "--output", tmp_path / "w.json")
+        done = command("action", "describe-weights", file, "--output", tmp_path / "w.json")
         assert done.returncode == 0, done.stderr
         what = f"{count} of 3 arrays do not start at a multiple of 64 bytes"
         assert done.stderr == f"{file}: {what}: a CPU copies them instead of sharing the file\n"
+        head, *rows, last = checked("inspect", file).splitlines()
+        assert head.startswith(f"weights: 3 arrays, {file.stat().st_size:,} bytes, sha256 ")
+        assert sorted(rows) == ["  a  float32[16]", "  b  float32[1]", "  c  int8[1]"]
+        assert last == f"{what}: a CPU copies them instead of sharing the file"
 
 
 @pytest.mark.parametrize(("mebibytes", "shift", "told"), [(65, 8, 1), (65, 0, 0), (1, 8, 0)])
@@ -189,7 +193,9 @@ def test_many_bytes_that_are_copied_are_told_once(tmp_path: Path, mebibytes: int
             assert len(files.array(file.name, 64 + shift, size, mapped=True)) == size
     what = f"{file}: 1 of 1 arrays, 65 MiB, do not start at a multiple of 64 bytes: they are copied into this process's"
     assert [str(one.message).startswith(what) for one in said] == [True] * told
-    assert all(one.category is RuntimeWarning and "stagec describe-weights" in str(one.message) for one in said)
+    assert all(
+        one.category is RuntimeWarning and "`stagec inspect` counts the others" in str(one.message) for one in said
+    )
 
 
 def refused(path: Path, **options: Any) -> str:
@@ -318,9 +324,9 @@ def test_a_description_is_of_the_bytes_that_are_hashed(
     assert known.get(described["sha256"], described) == described
 
 
-def test_explain_load_needs_no_weights(built: Path, tmp_path: Path) -> None:
+def test_explaining_what_runs_needs_no_weights(built: Path, tmp_path: Path) -> None:
     alone = shutil.copy(built, tmp_path)
-    assert "args[0]['w'] is parts/w.safetensors:w" in checked("explain-load", alone, "--function", "apply")
+    assert "args[0]['w'] is parts/w.safetensors:w" in checked("explain", alone, "--function", "apply")
 
 
 def test_signatures_and_provenance_name_them(built: Path, tmp_path: Path) -> None:
@@ -382,7 +388,7 @@ def test_an_index_with_wrong_files(built: Path, tmp_path: Path, edit: Any, what:
 def test_a_file_that_is_external_in_one_place_only(tmp_path: Path) -> None:
     both = MANIFEST.replace('one = { file = "in.safetensors" }', 'one = { file = "two.safetensors" }')
     (tmp_path / "m.toml").write_text(both)
-    done = command("plan", "m.toml", cwd=tmp_path)
+    done = command("action", "plan", "m.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
         "m.toml: functions.shift.bind.one: "
@@ -411,5 +417,5 @@ def test_a_bundle_is_written_without_the_weights(tmp_path: Path) -> None:
         base = stem.with_suffix("")
         words += ["--executable", f"{base.name}:{base}.xla:{base}.json:{base}.stablehlo.mlirbc"]
     words += ["--golden", f"zoo.shift={tmp_path / 'zoo.shift.golden'}"]
-    checked("bundle", *map(str, words))
+    checked("action", "bundle", *map(str, words))
     assert path.read_bytes() == first

@@ -50,7 +50,7 @@ def bundles(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def bundle_command(zoo: Path, output: Path, version: str = "1") -> list[str | Path]:
     stem = zoo.parent / "zoo.loop"
-    words: list[str | Path] = ["bundle", "--name", "zoo", "--version", version, "--output", output]
+    words: list[str | Path] = ["action", "bundle", "--name", "zoo", "--version", version, "--output", output]
     words += ["--export", f"zoo.loop:{stem}.exported:{stem}.spec"]
     return [*words, "--executable", f"zoo.loop.cpu:{stem}.cpu.xla:{stem}.cpu.json:{stem}.cpu.stablehlo.mlirbc"]
 
@@ -167,9 +167,9 @@ def test_killed_builds(zoo: Path, tmp_path: Path) -> None:
     rng, stem = random.Random(0), zoo.parent / "zoo.loop"
     root = ["--import-root", str(COMPILER.parent)]
     commands: list[list[str | Path]] = [
-        ["export", "--spec", f"{stem}.spec", "--output", tmp_path / "x.exported", *root],
+        ["action", "export", "--spec", f"{stem}.spec", "--output", tmp_path / "x.exported", *root],
         [
-            *("compile", "--spec", f"{stem}.cpu.spec", "--exported", f"{stem}.exported"),
+            *("action", "compile", "--spec", f"{stem}.cpu.spec", "--exported", f"{stem}.exported"),
             *("--output", tmp_path / "x.xla", "--description", tmp_path / "x.json"),
         ],
         bundle_command(zoo, tmp_path / "x.aot"),

@@ -1,6 +1,6 @@
 """Writing bundles.
 
-Modules: `bundle/description.py`, `bundle/index.py`, `bundle/sources.py`, `cli/bundle.py`.
+Modules: `bundle/description.py`, `bundle/index.py`, `bundle/sources.py`, `cli/actions/bundle.py`.
 """
 
 import dataclasses
@@ -127,7 +127,7 @@ def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
     stem = zoo.parent / "zoo.loop.cpu"
     output = tmp_path / "zoo.aot"
     done = stagec(
-        *("bundle", "--name", "zoo", "--version", "1", "--output", output),
+        *("action", "bundle", "--name", "zoo", "--version", "1", "--output", output),
         *("--export", f"zoo.loop:{zoo.parent / 'zoo.mlp.exported'}:{zoo.parent / 'zoo.loop.spec'}"),
         *("--executable", f"zoo.loop.cpu:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc"),
     )
@@ -159,7 +159,7 @@ def test_bundling_takes_no_package(zoo: Path, tmp_path: Path) -> None:
     """Descriptions have all that the index needs, so neither jaxlib nor numpy is imported."""
     stem, output = zoo.parent / "zoo.loop", tmp_path / "zoo.aot"
     done = stagec(
-        *("bundle", "--name", "zoo", "--version", "1", "--output", output, "--json"),
+        *("action", "bundle", "--name", "zoo", "--version", "1", "--output", output, "--json"),
         *("--export", f"zoo.loop:{stem}.exported:{stem}.spec:{stem}.exported.json"),
         *("--executable", f"zoo.loop.cpu:{stem}.cpu.xla:{stem}.cpu.json:{stem}.cpu.stablehlo.mlirbc"),
         env={"PYTHONPATH": str(COMPILER)},
@@ -211,7 +211,7 @@ def test_two_targets_for_which_the_code_is_the_same(zoo: Path, tmp_path: Path) -
         *("--output", tmp_path / "x.xla", "--description", tmp_path / "x.json"),
         *("--module", tmp_path / "x.stablehlo.mlirbc"),
     )
-    checked("compile", "--spec", tmp_path / "spec", "--exported", f"{stem}.exported", *files)
+    checked("action", "compile", "--spec", tmp_path / "spec", "--exported", f"{stem}.exported", *files)
     exports, members = artifacts(zoo)
     twin = member(tmp_path / "x", "zoo.loop.twin")
     archive = Archive("x", encode(gather("zoo", "1", exports, specs_of(zoo), [*members, twin])))

@@ -1,7 +1,7 @@
 """Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give.
 
-Modules: `bundle/stripping.py`, `cli/golden.py`, `cli/strip.py`, `frontends/jax/evaluation.py`, `frontends/golden.py`,
-`checking/golden.py`.
+Modules: `bundle/stripping.py`, `cli/actions/golden.py`, `cli/strip.py`, `frontends/jax/evaluation.py`,
+`frontends/golden.py`, `checking/golden.py`.
 """
 
 import json
@@ -137,7 +137,7 @@ def test_inputs_are_those_of_the_file(built: Path) -> None:
 
 
 def refused(built: Path, tmp_path: Path, function: str, **arrays: np.ndarray) -> str:
-    """Give `stagec golden` a file of inputs for a function; return what it says."""
+    """Give `stagec action golden` a file of inputs for a function; return what it says."""
     np.savez(tmp_path / "given.npz", **arrays)
     name = built.with_name(f"m.{function}")
     spec = json.loads(Path(f"{name}.spec").read_text())
@@ -145,7 +145,9 @@ def refused(built: Path, tmp_path: Path, function: str, **arrays: np.ndarray) ->
     (tmp_path / "spec").write_text(json.dumps(spec))
     options = ("--exported", f"{name}.exported", "--description", f"{name}.exported.json", "--output", tmp_path / "out")
     weights = ("--weights", f"w.safetensors={built.parent / 'w.safetensors'}") if spec["bind"] else ()
-    done = command("golden", "--spec", tmp_path / "spec", *options, *weights, "--inputs", tmp_path / "given.npz")
+    done = command(
+        "action", "golden", "--spec", tmp_path / "spec", *options, *weights, "--inputs", tmp_path / "given.npz"
+    )
     assert (done.returncode, (tmp_path / "out").exists()) == (2, False)
     return done.stderr
 
@@ -235,7 +237,7 @@ def test_a_result_has_its_own_tolerance(built: Path, tmp_path: Path) -> None:
     (tmp_path / "spec").write_text(json.dumps(spec))
     options = ("--exported", tmp_path / "m.draw.exported", "--description", tmp_path / "m.draw.exported.json")
     weights = ("--weights", f"w.safetensors={tmp_path / 'w.safetensors'}", "--output", tmp_path / "out")
-    done = command("golden", "--spec", tmp_path / "spec", *options, *weights)
+    done = command("action", "golden", "--spec", tmp_path / "spec", *options, *weights)
     assert (done.returncode, (tmp_path / "out").exists()) == (2, False)
     assert done.stderr == (
         "m.toml: functions.draw.golden.outputs: there is no result['x']\n  did you mean \"result['y']\"?\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stagec.cli import COMMANDS, GROUPS
+from stagec.cli import ACTIONS, COMMANDS, GROUPS, actions
 from stagec.core.builds import extensions
 from stagec.core.builds.version import VERSION
 from stagec.pjrt import packages
@@ -18,28 +18,33 @@ from tests.building import checked, stagec
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(command: str) -> None:
-    text = checked(command, "--help")
+    text = checked(*command.split(), "--help")
     assert text.startswith(f"usage: stagec {command}")
     assert "--json" in text
 
 
-def test_help_lists_the_commands() -> None:
-    text = checked("--help")
-    for name in COMMANDS:
-        extension = extensions.of_command(name)
-        package = f"{extension.package}.commands" if extension else "stagec.cli"
-        about = (
-            extension.commands[name]
-            if extension
-            else importlib.import_module(f"{package}.{name.replace('-', '_')}").__doc__
-        )
-        assert f"{name} {about}" in " ".join(text.split())
+def test_help_lists_the_commands_and_that_of_actions_lists_those() -> None:
+    texts = {kind: " ".join(checked(*kind.split(), "--help").split()) for kind in ("", "action")}
+    for command in COMMANDS:
+        kind, _, name = command.rpartition(" ")
+        extension = extensions.of_command(command)
+        module = f"stagec.cli.{'actions.' if kind else ''}{name.replace('-', '_')}"
+        about = extension.commands[command] if extension else importlib.import_module(module).__doc__
+        assert f" {name} {about}" in texts[kind]
+        assert f" {name} {about}" not in texts["" if kind else "action"]
+    assert checked("action") == checked("action", "--help")
+
+
+def test_every_module_of_an_action_is_one() -> None:
+    files = {path.stem.replace("_", "-") for path in Path(actions.__file__).parent.glob("*.py")} - {"--init--"}
+    assert files == {name for names in ACTIONS.values() for name in names}
 
 
 def test_help_is_what_the_program_alone_shows() -> None:
     assert checked() == checked("--help")
     titles = [line.removesuffix(":") for line in checked().splitlines() if line.endswith(":") and line[0] != " "]
     assert titles == [*GROUPS, *(row.about for row in extensions.EXTENSIONS if row.commands), "options"]
+    assert len([name for name in COMMANDS if not name.startswith("action ")]) < 30
     assert len(COMMANDS) == len({*COMMANDS})
 
 
@@ -52,11 +57,15 @@ def test_the_version() -> None:
     [
         (["inpsect", "x"], 'stagec: error: no command "inpsect": did you mean "inspect"?\n'),
         (["wholly"], 'stagec: error: no command "wholly": stagec --help lists what there is\n'),
-        (["size", "x", "--rovs", "3"], 'stagec size: error: no option --rovs: did you mean "--rows"?\n'),
-        (["size", "--jsno"], 'stagec size: error: no option --jsno: did you mean "--json"?\n'),
-        (["size", "x", "--most=3", "--wholly=4"], "no option --wholly: stagec size --help lists what there is\n"),
-        (["size", "x", "y"], "stagec size: error: unrecognized arguments: y\n"),
-        (["size", "x", "--rows", "0"], "argument --rows: write a whole number, 1 or more, not '0'\n"),
+        (["action", "compil", "x"], 'stagec action: error: no command "compil": did you mean "compile"?\n'),
+        (["compile", "x"], 'stagec: error: no command "compile": stagec --help lists what there is\n'),
+        (["action", "jaxpr", "--spek", "x"], 'stagec action jaxpr: error: no option --spek: did you mean "--spec"?\n'),
+        (["inspect", "x", "--rovs", "3"], 'stagec inspect: error: no option --rovs: did you mean "--rows"?\n'),
+        (["inspect", "--jsno"], 'stagec inspect: error: no option --jsno: did you mean "--json"?\n'),
+        (["inspect", "x", "--most=3", "--wholly=4"], "no option --wholly: stagec inspect --help lists what there is\n"),
+        (["inspect", "x", "y"], "stagec inspect: error: unrecognized arguments: y\n"),
+        (["inspect", "x", "--rows", "0"], "argument --rows: write a whole number, 1 or more, not '0'\n"),
+        (["inspect", "x", "--sizes", "--locate", "y"], "argument --locate: not allowed with argument --sizes\n"),
         (["bench", "x", "--threads", "0"], "argument --threads: write a whole number, 1 or more, not '0'\n"),
         (["bench", "x", "--threads", "2", "two"], "argument --threads: write a whole number, 1 or more, not 'two'\n"),
         (["bench", "x", "--starts", "-1"], "argument --starts: write a whole number, 0 or more, not '-1'\n"),
@@ -70,14 +79,29 @@ def test_misspelt_words_and_numbers_that_mean_nothing(words: list[str], said: st
     assert done.stderr.endswith(said)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inspect", "x", "--most", "0"], "--most is for --sizes: leave it out\n"),
+        (["explain", "x", "--plugin", "cuda=x"], "--plugin is for two artifacts: leave it out\n"),
+        (["explain", "x", "y", "--executable-only"], "--executable-only is for a bundle alone: leave it out\n"),
+        (["explain", "x", "y", "--log", "z"], "--log is for one folder: leave it out\n"),
+        (["explain", "x", "--log", "z", "--target", "t"], "--target is for a bundle alone: leave it out\n"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(words: list[str], said: str) -> None:
+    done = stagec(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
 def test_the_beginning_of_an_option_is_enough(zoo: Path) -> None:
-    assert checked("size", zoo, "--row", "2") == checked("size", zoo, "--rows", "2")
+    assert checked("inspect", zoo, "--sizes", "--row", "2") == checked("inspect", zoo, "--sizes", "--rows", "2")
 
 
 def test_the_command_is_there_to_tell_it(tmp_path: Path) -> None:
     """A text that is nested too deeply overflows the stack of MLIR's parser."""
     (tmp_path / "deep.mlir").write_text("module {" * 100_000)
-    done = stagec("locate", "deep.mlir", "tanh", cwd=tmp_path)
+    done = stagec("inspect", "deep.mlir", "--locate", "tanh", cwd=tmp_path)
     message = "deep.mlir: what reads it ended with SIGSEGV\n  give a file of output group debug\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 

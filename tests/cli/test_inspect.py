@@ -109,7 +109,7 @@ def test_inspect_something_else(tmp_path: Path, content: bytes, what: str) -> No
     assert done.stderr.startswith(f"file: {what}")
     assert done.stderr.endswith(
         "\n  give a bundle (.aot), an executable (.xla) with its description beside it, an exported artifact "
-        "(.exported), a description (.json) or kernels (.ptx)\n"
+        "(.exported), a description (.json), kernels (.ptx) or weights (.safetensors)\n"
     )
 
 

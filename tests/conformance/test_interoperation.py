@@ -92,7 +92,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Key], bytes]:
             )
         name = names[f"f{[other.name for other in KEYS].index(key.name)}", key.variant]
         roots = ("--import-root", root, "--import-root", ROOT)
-        checked("export", "--spec", f"{name}.spec", "--output", f"{name}.exported", *roots, cwd=root)
+        checked("action", "export", "--spec", f"{name}.spec", "--output", f"{name}.exported", *roots, cwd=root)
         return (root / f"{name}.exported").read_bytes()
 
     done: dict[str, bytes] = {}

@@ -80,7 +80,7 @@ def test_reproduce_shows_each_build(zoo: Path, tmp_path: Path) -> None:
     # Built here: Bazel builds the zoo with other packages than the tests have.
     spec = zoo.with_name(f"{name}.spec")
     outputs = ["--output", exported, "--description", f"{exported}.json"]
-    checked("export", "--spec", spec, *outputs, "--import-root", tmp_path)
+    checked("action", "export", "--spec", spec, *outputs, "--import-root", tmp_path)
     words = [name, str(spec), str(exported), f"{exported}.json"]
     start = [sys.executable, "-B", str(COMPILER / "stagec" / "__main__.py")]
     printed, shown = on_a_terminal(*start, "reproduce", "--export", ":".join(words), "--import-root", str(tmp_path))

@@ -41,9 +41,9 @@ def over_a_limit() -> str:
         write_specs(f"{FOLDER}/transformer.toml", out, out)
         stem, exported = out / "transformer.decode.cpu-avx2", out / "transformer.decode.exported"
         words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json", "--import-root", out]
-        checked("export", "--spec", out / "transformer.decode.spec", *words, cwd=out)
+        checked("action", "export", "--spec", out / "transformer.decode.spec", *words, cwd=out)
         words = ["--exported", exported, "--output", f"{stem}.xla", "--description", f"{stem}.json"]
-        return stagec("compile", "--spec", f"{stem}.spec", *words, cwd=out).stderr
+        return stagec("action", "compile", "--spec", f"{stem}.spec", *words, cwd=out).stderr
 
 
 if __name__ == "__main__":

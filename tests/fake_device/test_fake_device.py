@@ -166,7 +166,7 @@ def test_commands_that_people_use_with_a_device(device: dict[str, str], bundle: 
     done = fake.stagec("run", bundle, "--golden", "--json", environment=device)
     checks = json.loads(done.stdout)["checks"]
     assert {(row["target"], row["ok"]) for row in checks} == {("fake", True), ("cpu-avx2", True)}
-    done = fake.stagec("explain-load", bundle, "--json", environment=device)
+    done = fake.stagec("explain", bundle, "--json", environment=device)
     functions = {row["function"]: row["candidates"] for row in json.loads(done.stdout)["functions"]}
     assert [row["code"] for row in functions["mlp"][:3]] == [selection.CHOSEN, selection.CHOSEN, selection.FITS]
     lost = fake.stagec("run", bundle, "mlp", "--random", environment=device, failure="lost")

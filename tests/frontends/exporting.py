@@ -36,5 +36,5 @@ def export(workspace: Path, function: FunctionSpec) -> tuple[int, str, Path]:
     output = workspace / "out" / "f.exported"
     output.unlink(missing_ok=True)
     (workspace / "f.spec").write_text(to_json(function))
-    done = stagec("export", "--spec", "f.spec", "--output", output, "--import-root", ".", cwd=workspace)
+    done = stagec("action", "export", "--spec", "f.spec", "--output", output, "--import-root", ".", cwd=workspace)
     return done.returncode, done.stderr, output

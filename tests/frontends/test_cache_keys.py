@@ -1,7 +1,7 @@
 """JAX's compilation cache, built: programs with JAX find every executable, and what differs is a miss.
 
 Modules: `frontends/jax/cache_keys.py`, `jax_cache.py`, `jaxcache/jax_entries.py`, `building/for_jax.py`,
-`cli/jax_cache.py`.
+`cli/actions/jax_cache.py`, `cli/actions/jax_compile.py`, `cli/actions/jax_key.py`.
 """
 
 import ctypes
@@ -420,8 +420,8 @@ def test_a_function_that_calls_back_is_refused(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     (tmp_path / "small.py").write_text(CALLS_BACK)
     write_specs("small.toml", tmp_path, tmp_path)
-    words = ["--jax-key", "key", "--executable", "small.double.cpu-avx2.spec", "--import-root", "."]
-    done = stagec("export", "--spec", "small.double.spec", *words, cwd=tmp_path)
+    words = ["--output", "key", "--executable", "small.double.cpu-avx2.spec", "--import-root", "."]
+    done = stagec("action", "jax-key", "--spec", "small.double.spec", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
         "small.toml: functions.double.jax_cache: small:double calls back into Python, and JAX keeps no executable of "
@@ -515,11 +515,11 @@ def test_a_key_that_is_not_the_one_of_its_program_is_refused(small: Path, tmp_pa
     change, said = FORGED[forged]
     (key,) = (small / "out").glob("*.jax.key")
     (tmp_path / "key").write_bytes(change(key.read_bytes()))
-    words = ["--jax-key", "key", "--output", "xla", "--jax-entry", "json"]
-    done = stagec("compile", "--spec", small / "out" / "small.double.cpu-avx2.spec", *words, cwd=tmp_path)
+    words = ["--key", "key", "--output", "xla", "--entry", "json"]
+    done = stagec("action", "jax-compile", "--spec", small / "out" / "small.double.cpu-avx2.spec", *words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
-    assert "let stagec export write it again" in done.stderr
+    assert "let stagec action jax-key write it again" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
@@ -532,7 +532,7 @@ def test_an_entry_whose_name_leads_elsewhere_is_refused(small: Path, tmp_path: P
     document["entries"][0]["names"]["zlib"] = {"any CPU": name}
     (tmp_path / "forged.json").write_text(json.dumps(document))
     words = ["--output", tmp_path / "out", "--entry", f"a:{tmp_path / 'forged.json'}:{executable}"]
-    done = stagec("jax-cache", *words)
+    done = stagec("action", "jax-cache", *words)
     assert done.returncode == 2
     assert "entries[0].names.zlib.any CPU: expected the name of an entry" in done.stderr
     assert {path.name for path in tmp_path.rglob("*")} <= {"forged.json", "out"}
@@ -542,7 +542,7 @@ def test_two_targets_of_one_key_are_refused(small: Path, tmp_path: Path) -> None
     """How many threads a target has is in no key."""
     entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
     twice = [word for name in "ab" for word in ("--entry", f"{name}:{entry}:{executable}")]
-    done = stagec("jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *twice)
+    done = stagec("action", "jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *twice)
     assert done.returncode == 2
     assert done.stderr == (
         "m.toml: jax_cache: a and b are one entry to JAX, whose key has nothing in which they differ\n"
@@ -554,7 +554,7 @@ def test_a_signature_without_an_entry_is_refused(small: Path, tmp_path: Path) ->
     entry, executable = (next((small / "out").glob(f"*.jax.{suffix}")) for suffix in ("json", "xla"))
     (tmp_path / "none.json").write_text(jax_entries.to_json([]))
     words = ["--entry", f"a:{entry}:{executable}", "--entry", f"b:{tmp_path / 'none.json'}:{executable}"]
-    done = stagec("jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *words)
+    done = stagec("action", "jax-cache", "--manifest", "m.toml", "--output", tmp_path / "out", *words)
     assert done.returncode == 2
     assert done.stderr == (
         "m.toml: jax_cache: b has no entry, and a program that calls it would compile\n"
@@ -571,4 +571,4 @@ def test_an_index_says_what_the_entries_are_for(small: Path) -> None:
         jax_entries.INDEX,
         *(name + suffix for name in names for suffix in (jax_entries.SUFFIX, jax_entries.USED)),
     }
-    assert json.loads(checked("jax-cache", "--output", small / "empty", "--json"))["executables"] == 0
+    assert json.loads(checked("action", "jax-cache", "--output", small / "empty", "--json"))["executables"] == 0

@@ -296,7 +296,7 @@ def test_a_library_that_is_not_in_the_lock(leaf: str, package: str, workspace: P
                 (tmp_path / "site-packages" / entry.name).symlink_to(entry)
     (workspace / "f.spec").write_text(json.dumps({**vars(spec(args=[leaf]))}))
     done = stagec(
-        *("export", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", "."),
+        *("action", "export", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", "."),
         cwd=workspace,
         env={"PYTHONPATH": f"{tmp_path / 'site-packages'}:{COMPILER}"},
     )

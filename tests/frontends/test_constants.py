@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_they_are_told_with_name_place_and_size(folder: Path) -> None:
     write_specs("m.toml", folder, folder)
-    done = command("export", "--spec", "m.f.spec", "--output", "out", "--import-root", ".", cwd=folder)
+    done = command("action", "export", "--spec", "m.f.spec", "--output", "out", "--import-root", ".", cwd=folder)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("m.toml")]
     assert set(told) == {
@@ -91,7 +91,7 @@ def f(x):
     return np.asarray(W) @ x, TABLES["counts"][:700] + x
 """)
     write_specs("m.toml", tmp_path, tmp_path)
-    done = command("export", "--spec", "m.f.spec", "--output", "out", "--import-root", ".", cwd=tmp_path)
+    done = command("action", "export", "--spec", "m.f.spec", "--output", "out", "--import-root", ".", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.partition("warning: ")[2] for line in done.stderr.splitlines() if line.startswith("m.toml")] == [
         "W of model.py:8 (f32[700,700], 1,960,000 bytes) is a constant of every executable",

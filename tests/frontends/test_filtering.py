@@ -122,5 +122,7 @@ def test_what_is_in_no_object_stays_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(MANIFEST.replace("filtered_model:avals", "filtered_model:outside"))
     write_specs("m.toml", tmp_path, tmp_path)
     outputs = ["--output", tmp_path / "x", "--description", tmp_path / "y", "--lowered", tmp_path / "z"]
-    done = command("export", "--spec", tmp_path / "m.step.spec", *outputs, "--import-root", tmp_path, cwd=tmp_path)
+    done = command(
+        "action", "export", "--spec", tmp_path / "m.step.spec", *outputs, "--import-root", tmp_path, cwd=tmp_path
+    )
     assert "filtered_model:outside returned leaves that are not avals: [0] is a str\n" in done.stderr

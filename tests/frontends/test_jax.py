@@ -1,6 +1,7 @@
 """Exporting user code: what goes wrong there, and what the message says. Each case runs the command, as Bazel does.
 
-Modules: `cli/export.py`, `frontends/common/entries.py`, `frontends/common/user_code.py`.
+Modules: `cli/actions/export.py`, `cli/actions/jaxpr.py`, `frontends/common/entries.py`,
+`frontends/common/user_code.py`.
 """
 
 import json
@@ -321,7 +322,18 @@ def test_what_to_write_for_a_module_or_a_file_that_is_missing(
     library.mkdir()
     (library / "needy.py").write_text("import lacking\n")
     (workspace / "f.spec").write_text(to_json(spec(entry="pkg.lacks:f")))
-    words = ("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", "--import-root", library)
+    words = (
+        "action",
+        "export",
+        "--spec",
+        "f.spec",
+        "--output",
+        "f.exported",
+        "--import-root",
+        ".",
+        "--import-root",
+        library,
+    )
     done = stagec(*words, cwd=workspace)
     assert done.returncode == 2
     _, _, said = done.stderr.rpartition("Error: ")
@@ -358,7 +370,9 @@ def test_what_to_write_for_a_mesh(tmp_path: Path, model: str, without: str, over
     for mesh, advice in ((), without), ((("data", 2), ("model", 2)), over):
         one = spec(entry="model:f", args=["f32[4]"], mesh=mesh)
         (tmp_path / "f.spec").write_text(to_json(one))
-        done = stagec("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path)
+        done = stagec(
+            "action", "export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path
+        )
         assert (done.returncode == 0) is (advice is None), done.stderr
         _, _, said = done.stderr.rpartition("Error: ")
         lines = "".join(f"  {line}\n" for line in (advice or "").splitlines())
@@ -441,7 +455,7 @@ def test_a_module_that_the_sandbox_shows_behind_a_link(
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "scripted.py").symlink_to(workspace / "pkg" / "scripted.py")
     (tmp_path / "f.spec").write_text(to_json(spec(entry="pkg.scripted:f")))
-    done = stagec("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path)
+    done = stagec("action", "export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path)
     assert done.stderr.endswith(
         f'\n  {file} is a module of the workspace: write ["{label}"] in deps of aot_manifest in BUILD\n'
     )
@@ -513,7 +527,18 @@ def test_a_description_has_the_names_of_parameters(workspace: Path) -> None:
         donate_argnames=["x", "scale"],
     )
     (workspace / "f.spec").write_text(to_json(given))
-    words = ("export", "--spec", "f.spec", "--output", "f.exported", "--description", "f.json", "--import-root", ".")
+    words = (
+        "action",
+        "export",
+        "--spec",
+        "f.spec",
+        "--output",
+        "f.exported",
+        "--description",
+        "f.json",
+        "--import-root",
+        ".",
+    )
     done = stagec(*words, cwd=workspace)
     assert done.returncode == 0, done.stderr  # JAX warns that it cannot reuse a scalar
     described = json.loads((workspace / "f.json").read_text())
@@ -546,7 +571,7 @@ def test_bytes_depend_on_the_function_alone(workspace: Path, tmp_path: Path) -> 
     moved = "# a comment\n\n" + MODEL.replace("return 2 * x", "# doubles\n    return 2 * x")
     (tmp_path / "pkg" / "model.py").write_text(moved)
     (tmp_path / "f.spec").write_text(to_json(spec()))
-    arguments = ("export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".")
+    arguments = ("action", "export", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".")
     done = stagec(*arguments, cwd=tmp_path, env={"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "HOME": str(tmp_path)})
     assert done.stderr == ""
     assert (tmp_path / "f.exported").read_bytes() == first
@@ -571,7 +596,7 @@ def test_a_jaxpr_depends_on_the_function_alone(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "model.py").write_text(model)
         (tmp_path / folder / "f.spec").write_text(to_json(spec(entry="model:f")))
-        arguments = ("export", "--spec", "f.spec", "--jaxpr", "f.jaxpr.txt", "--import-root", ".")
+        arguments = ("action", "jaxpr", "--spec", "f.spec", "--output", "f.jaxpr.txt", "--import-root", ".")
         done = stagec(*arguments, cwd=tmp_path / folder, env={"PYTHONHASHSEED": seed})
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         texts.append((tmp_path / folder / "f.jaxpr.txt").read_text())
@@ -582,14 +607,14 @@ def test_a_jaxpr_depends_on_the_function_alone(tmp_path: Path) -> None:
 
 def test_a_module_has_no_jaxpr(tmp_path: Path) -> None:
     (tmp_path / "f.spec").write_text(to_json(spec(entry="f.mlir")))
-    done = stagec("export", "--spec", "f.spec", "--jaxpr", "f.jaxpr.txt", cwd=tmp_path)
+    done = stagec("action", "jaxpr", "--spec", "f.spec", "--output", "f.jaxpr.txt", cwd=tmp_path)
     assert done.stderr == "pkg/m.toml: functions.f.entry: f.mlir is a StableHLO module, and has no jaxpr\n"
     assert done.returncode == 2
 
 
 def test_json_says_what_was_written(workspace: Path) -> None:
     (workspace / "f.spec").write_text(to_json(spec()))
-    arguments = ("export", "--json", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", ".")
+    arguments = ("action", "export", "--json", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", ".")
     report = json.loads(stagec(*arguments, cwd=workspace).stdout)
     assert report["function"] == "f"
     assert report["bytes"] == (workspace / "out" / "f.exported").stat().st_size
@@ -606,7 +631,18 @@ print(json.dumps([status, sorted(name for name in sys.modules if name.split(".")
 def test_exporting_imports_no_planner(workspace: Path) -> None:
     """A plan may change without another trace: the description is written without it."""
     (workspace / "f.spec").write_text(to_json(spec()))
-    words = ["export", "--spec", "f.spec", "--output", "f.exported", "--description", "f.json", "--import-root", "."]
+    words = [
+        "action",
+        "export",
+        "--spec",
+        "f.spec",
+        "--output",
+        "f.exported",
+        "--description",
+        "f.json",
+        "--import-root",
+        ".",
+    ]
     done = subprocess.run(
         [sys.executable, "-B", "-c", _IMPORTED, *words],
         cwd=workspace,

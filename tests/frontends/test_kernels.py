@@ -28,7 +28,7 @@ BF16 = "bf16[256,128]"
 
 
 class Written:
-    """What `stagec export` wrote for a function of tests/accelerators/kernels.py, or said."""
+    """What `stagec action export` wrote for a function of tests/accelerators/kernels.py, or said."""
 
     def __init__(
         self, folder: Path, function: str, args: Sequence[str], targets: Sequence[str], packages: str = "", **more: Any
@@ -44,7 +44,9 @@ class Written:
         words = ["--output", out, "--lowered", f"{out}.lowered", "--description", f"{out}.json"]
         path = os.pathsep.join([packages, action_environment()["PYTHONPATH"]])
         env = {"PYTHONPATH": path} if packages else None
-        done = run_stagec("export", "--spec", folder / "f.spec", *words, "--import-root", ROOT, cwd=folder, env=env)
+        done = run_stagec(
+            "action", "export", "--spec", folder / "f.spec", *words, "--import-root", ROOT, cwd=folder, env=env
+        )
         self.said = done.stderr
         self.portable = out.read_bytes() if done.returncode == 0 else b""
         self.lowered = Path(f"{out}.lowered").read_bytes() if done.returncode == 0 else b""

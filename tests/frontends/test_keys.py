@@ -530,7 +530,7 @@ def test_a_stablehlo_module_needs_no_jax(workspace: Path) -> None:
     (workspace / "jax.py").write_text("raise ImportError('jax was imported')\n")
     try:
         (workspace / "f.spec").write_text(to_json(exporting.spec(entry="scale.mlir")))
-        arguments = ("export", "--json", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".")
+        arguments = ("action", "export", "--json", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".")
         done = stagec(*arguments, cwd=workspace, env={"PYTHONSAFEPATH": ""})
     finally:
         (workspace / "jax.py").unlink()
@@ -540,7 +540,7 @@ def test_a_stablehlo_module_needs_no_jax(workspace: Path) -> None:
 def test_effects_have_one_order(zoo: Path, tmp_path: Path) -> None:
     """JAX's own follows the addresses of classes, which are others in every process."""
     for seed in range(4):
-        words = ("export", "--spec", zoo.parent / "zoo.effectful.spec", "--output", tmp_path / "again")
+        words = ("action", "export", "--spec", zoo.parent / "zoo.effectful.spec", "--output", tmp_path / "again")
         done = stagec(*words, "--import-root", ROOT, env={"PYTHONHASHSEED": str(seed)})
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "again").read_bytes() == (zoo.parent / "zoo.effectful.exported").read_bytes()

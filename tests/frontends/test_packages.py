@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 def words(*roots: str) -> list[str]:
     """The command that exports the function with these import roots."""
-    found = ["export", "--spec", "m.f.spec", "--output", "m.f.exported"]
+    found = ["action", "export", "--spec", "m.f.spec", "--output", "m.f.exported"]
     return [*found, *(word for folder in (".", *roots) for word in ("--import-root", folder))]
 
 

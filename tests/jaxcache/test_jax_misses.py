@@ -1,6 +1,6 @@
 """What a program missed in JAX's compilation cache: logs of real programs with JAX.
 
-Modules: `jaxcache/jax_misses.py`, `cli/explain_jax_cache.py`.
+Modules: `jaxcache/jax_misses.py`, `cli/explain.py`.
 """
 
 import json
@@ -62,7 +62,7 @@ def explained(root: Path, *words: str, **variables: str) -> tuple[int, Sequence[
     command = [sys.executable, "-B", "-s", "-S", "-c", CALL, *words]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=True)
     (root / "log").write_text(done.stderr)
-    result = stagec("explain-jax-cache", "log", "out/jax_cache", cwd=root)
+    result = stagec("explain", "out/jax_cache", "--log", "log", cwd=root)
     assert not result.stderr
     return result.returncode, result.stdout.splitlines()
 
@@ -118,7 +118,7 @@ def test_an_instruction_set(root: Path) -> None:
     (root / "newer" / "stagec.json").write_text(index.replace("AVX2", "AMX_FP16"))
     status, lines = explained(root, "hook", JAX_COMPILATION_CACHE_DIR=str(root / "newer"))
     assert (status, lines[-1]) == (1, "0 of 2 found")
-    done = stagec("explain-jax-cache", "log", "newer", "--json", cwd=root)
+    done = stagec("explain", "newer", "--log", "log", "--json", cwd=root)
     (miss, _) = json.loads(done.stdout)["misses"]
     assert miss["reasons"] == [
         {"part": "accelerator_config", "why": "this machine's CPU runs none of any CPU with AMX_FP16"}
@@ -127,16 +127,16 @@ def test_an_instruction_set(root: Path) -> None:
 
 def test_what_is_no_log_and_no_folder(root: Path, tmp_path: Path) -> None:
     (root / "empty").write_text("nothing\n")
-    done = stagec("explain-jax-cache", "empty", "out/jax_cache", cwd=root)
+    done = stagec("explain", "out/jax_cache", "--log", "empty", cwd=root)
     assert (done.returncode, done.stderr) == (
         2,
         "empty: it has no keys of JAX's compilation cache\n"
         "  run the program with JAX_LOGGING_LEVEL=DEBUG and JAX_COMPILATION_CACHE_DIR, and keep its stderr\n",
     )
-    done = stagec("explain-jax-cache", "empty", tmp_path, cwd=root)
+    done = stagec("explain", tmp_path, "--log", "empty", cwd=root)
     assert (done.returncode, done.stderr) == (2, f"{tmp_path}/stagec.json: cannot be read: No such file or directory\n")
     (tmp_path / "stagec.json").write_text("[]")
-    done = stagec("explain-jax-cache", "empty", tmp_path, cwd=root)
+    done = stagec("explain", tmp_path, "--log", "empty", cwd=root)
     assert done.stderr == (
         f"{tmp_path}/stagec.json: not an index of entries of JAX's compilation cache\n"
         "  give a folder that aot_jax_cache wrote\n"

@@ -1,6 +1,6 @@
 """`stagec compare-jit`: results of a bundle beside those of `jax.jit` on the CPU of the target.
 
-Modules: `cli/compare_jit.py`, `cli/forks.py`.
+Modules: `cli/compare_jit.py`, `cli/actions/reference.py`, `cli/forks.py`.
 """
 
 import json

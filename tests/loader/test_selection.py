@@ -1,6 +1,6 @@
 """What of a bundle runs, and why the rest does not: verdicts, policies and the text of each refusal.
 
-Modules: `cli/explain_load.py`, `loader/padding.py`, `loader/load.py`, `pjrt/host.py`.
+Modules: `loader/padding.py`, `loader/load.py`, `pjrt/host.py`.
 """
 
 import datetime
@@ -526,12 +526,12 @@ def test_an_unknown_policy(zoo: Path) -> None:
         stagec.load(zoo, policy="always")  # type: ignore[arg-type]
 
 
-def test_explain_load(zoo: Path, tmp_path: Path) -> None:
-    text = checked("explain-load", zoo, "--function", "loop")
+def test_explain_what_runs(zoo: Path, tmp_path: Path) -> None:
+    text = checked("explain", zoo, "--function", "loop")
     assert text == ("loop\n  loop.cpu.xla   chosen  runs as it is\n  loop.exported  fits    loop.cpu.xla comes first\n")
     path = edited_descriptions(zoo, tmp_path / "y.aot", "loop", lambda d: d["target"].update(requires=["avx99"]))
     path = only(path, tmp_path / "x.aot", "loop")
-    done = command("explain-load", path, "--function", "loop", "--executable-only", "--json")
+    done = command("explain", path, "--function", "loop", "--executable-only", "--json")
     assert done.returncode == 1
     (function,) = json.loads(done.stdout)["functions"]
     assert [(c["member"], c["code"]) for c in function["candidates"]] == [
@@ -539,7 +539,7 @@ def test_explain_load(zoo: Path, tmp_path: Path) -> None:
         ("loop.exported", "policy"),
     ]
     assert function["candidates"][0]["reason"] == "this machine's CPU has no avx99"
-    done = command("explain-load", tmp_path / "none.aot")
+    done = command("explain", tmp_path / "none.aot")
     assert (done.returncode, done.stderr) == (2, f"{tmp_path}/none.aot: no such file (not-found)\n")
 
 
@@ -610,4 +610,4 @@ def test_the_manifest_of_the_documentation(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "loading.md").read_text().partition("```toml\n")[2].partition("```")[0]
     path = tmp_path / "m.toml"
     path.write_text('[manifest]\nname = "m"\nversion = "1"\n[targets.cpu]\nplatform = "cpu"\nisa = "AVX2"\n' + text)
-    assert "m.pooled.cpu.n8" in checked("plan", "m.toml", cwd=tmp_path)
+    assert "m.pooled.cpu.n8" in checked("action", "plan", "m.toml", cwd=tmp_path)

@@ -283,7 +283,7 @@ def test_an_export_is_the_same_on_another_machine(bundle: Path, tmp_path: Path) 
     spec = bundle.parent / "states.doubled.spec"
     folder = bundle.parent
     done = command(
-        *("export", "--spec", spec, "--output", again, "--lowered", f"{again}.lowered"),
+        *("action", "export", "--spec", spec, "--output", again, "--lowered", f"{again}.lowered"),
         *("--description", f"{again}.json", "--import-root", folder),
         cwd=tmp_path,
         env={"PYTHONHASHSEED": "4711"},

@@ -220,7 +220,9 @@ def test_a_number_that_a_function_wants_as_a_constant(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(manifest.replace("shaped_example", "step_example"))
     write_specs("m.toml", tmp_path, tmp_path)
     outputs = ["--output", tmp_path / "x", "--description", tmp_path / "y", "--lowered", tmp_path / "z"]
-    done = command("export", "--spec", tmp_path / "m.shaped.spec", *outputs, "--import-root", tmp_path, cwd=tmp_path)
+    done = command(
+        "action", "export", "--spec", tmp_path / "m.shaped.spec", *outputs, "--import-root", tmp_path, cwd=tmp_path
+    )
     assert "m.toml: functions.shaped.avals: numbers in what shapes:step_example returned are arguments" in done.stderr
     assert "[0].step is 1, [1].rate is 0.5, [1].on is True, [2]['n'] is 3\n" in done.stderr
     assert "one that must stay constant is a keyword argument in static, or a static field of its class" in done.stderr

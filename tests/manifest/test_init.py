@@ -149,13 +149,13 @@ def test_arguments_that_are_given(tmp_path: Path) -> None:
 def test_what_is_written_is_a_manifest(tmp_path: Path) -> None:
     """Also before its arguments are known: then the plan says so."""
     written(tmp_path, 'def predict(x: Float[Array, "batch 3"], *, key: PRNGKeyArray): ...\ndef other(x): ...')
-    planned = stagec("plan", "models/models.toml", cwd=tmp_path)
+    planned = stagec("action", "plan", "models/models.toml", cwd=tmp_path)
     assert (planned.returncode, planned.stderr) == (0, "")
     done = init(tmp_path, "models/net.py:other")
     assert (
         "First:\n  models/models.toml: write dtypes and shapes of x: models/net.py does not say them\n" in done.stdout
     )
-    planned = stagec("plan", "models/models.toml", cwd=tmp_path)
+    planned = stagec("action", "plan", "models/models.toml", cwd=tmp_path)
     assert "models/models.toml: functions.other: nothing says what the arguments are" in planned.stderr
 
 
@@ -394,7 +394,7 @@ def test_another_name_for_a_second_function_of_the_same_name(tmp_path: Path) -> 
     assert init(tmp_path, "models/tree.py:predict", "--name", "tree_predict").returncode == 0
     table = '[functions.tree_predict]\nentry = "models.tree:predict"\n'
     assert table in (tmp_path / "models" / "models.toml").read_text()
-    assert stagec("plan", "models/models.toml", cwd=tmp_path).returncode == 0
+    assert stagec("action", "plan", "models/models.toml", cwd=tmp_path).returncode == 0
     wrong = init(tmp_path, "models/tree.py:predict", "--name", "a b")
     assert (
         wrong.stderr
@@ -527,7 +527,7 @@ def test_names_that_a_manifest_cannot_have_get_others(tmp_path: Path) -> None:
     assert re.findall(r"^\[functions\.(\w+)\]", text, re.MULTILINE) == [
         *("net_image", "net_push", "net_serve", "net_aot", "predict"),
     ]
-    assert stagec("plan", "models/models.toml", cwd=tmp_path).returncode == 0
+    assert stagec("action", "plan", "models/models.toml", cwd=tmp_path).returncode == 0
     done = init(tmp_path, "models/more.py:Predict", files={"models/more.py": "def Predict(n: int): ..."})
     assert "give this one another name: --name more_Predict" in done.stderr
 

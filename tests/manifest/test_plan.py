@@ -1,6 +1,6 @@
 """Planning: the artifacts, their specs, the checks across a function, and how light it is.
 
-Modules: `cli/plan.py`, `core/builds/frontends.py`, `core/builds/naming.py`, `core/builds/specs.py`,
+Modules: `cli/actions/plan.py`, `core/builds/frontends.py`, `core/builds/naming.py`, `core/builds/specs.py`,
 `manifest/checks.py`, `manifest/planning.py`.
 """
 
@@ -801,7 +801,7 @@ def heavy_modules_after(code: str, folder: Path) -> set[str]:
 
 def test_planning_is_light(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(MANIFEST)
-    for arguments in (["plan", "m.toml"], ["plan", "m.toml", "--json"], ["schema"]):
+    for arguments in (["action", "plan", "m.toml"], ["action", "plan", "m.toml", "--json"], ["schema"]):
         code = f"from stagec.cli import main\nassert main({arguments}) == 0"
         assert heavy_modules_after(code, tmp_path) == set()
 

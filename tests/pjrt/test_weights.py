@@ -84,14 +84,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("m.toml", folder, folder)
 
 
-def test_explain_load_tells_what_is_bound(built: Path) -> None:
-    text = checked("explain-load", built, "--function", "apply")
+def test_explain_tells_what_is_bound(built: Path) -> None:
+    text = checked("explain", built, "--function", "apply")
     assert text.splitlines()[-3:] == [
         "  args[0]['b'][0] is w.safetensors:b.0   f32[5]    20 bytes",
         "  args[0]['w'] is w.safetensors:w        f32[5,3]  60 bytes",
         "  args[2] is other.safetensors:scales.1  f32[]     4 bytes",
     ]
-    (function,) = json.loads(checked("explain-load", built, "--function", "plus", "--json"))["functions"]
+    (function,) = json.loads(checked("explain", built, "--function", "plus", "--json"))["functions"]
     wanted = {"path": "kwargs['p']['w']", "weight": "w.safetensors:w", "aval": "f32[5,3]", "bytes": 60}
     assert function["bound"] == [wanted]
 
@@ -264,7 +264,7 @@ def test_everything_that_is_wrong_with_weights_is_told(built: Path, tmp_path: Pa
     save_file({"w": W.T.copy(), "b": B, "c": B}, tmp_path / "w")
     save_file({"scales.1": np.array(2, np.float16)}, tmp_path / "o")
     given = ["--weights", f"w.safetensors={tmp_path / 'w'}", "--weights", f"other.safetensors={tmp_path / 'o'}"]
-    done = command("bundle", *words(built), *given, "--output", tmp_path / "m.aot")
+    done = command("action", "bundle", *words(built), *given, "--output", tmp_path / "m.aot")
     assert done.returncode == 2
     assert done.stderr == (
         "m.toml: functions.apply.bind.params: w of w.safetensors is f32[3,5]; expected f32[5,3]\n"
@@ -281,16 +281,18 @@ def test_everything_that_is_wrong_with_weights_is_told(built: Path, tmp_path: Pa
 def test_files_that_are_no_weights(built: Path, tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(b"x")
     for path, what in ((tmp_path / "w", "not a safetensors file: the header runs"), (tmp_path / "x", "cannot be read")):
-        done = command("bundle", *words(built), "--weights", f"w.safetensors={path}", "--output", tmp_path / "m.aot")
+        done = command(
+            "action", "bundle", *words(built), "--weights", f"w.safetensors={path}", "--output", tmp_path / "m.aot"
+        )
         assert (done.returncode, done.stderr.startswith(f"{path}: {what}")) == (2, True), done.stderr
 
 
 def test_arguments_that_cannot_be_bound(tmp_path: Path) -> None:
     sources(tmp_path, MANIFEST.replace("{ params =", "{ parms =").replace("scale = {", '"args[1]" = {'))
-    spec = json.loads(checked("plan", "m.toml", "--json", cwd=tmp_path))["exports"][0]["spec"]
+    spec = json.loads(checked("action", "plan", "m.toml", "--json", cwd=tmp_path))["exports"][0]["spec"]
     spec |= {"donate_argnames": ["x"]}
     (tmp_path / "spec").write_text(json.dumps(spec))
-    done = command("export", "--spec", "spec", "--output", "out", "--import-root", ".", cwd=tmp_path)
+    done = command("action", "export", "--spec", "spec", "--output", "out", "--import-root", ".", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith(  # after JAX's own warning
         "m.toml: functions.apply.bind.args[1]: a bound argument is used by every call, and cannot be donated\n"

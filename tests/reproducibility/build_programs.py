@@ -121,7 +121,7 @@ def build_models(out: Path, only: list[str]) -> None:
         words = ["--spec", f"{file}.spec", "--output", f"{file}.exported", "--import-root", str(out)]
         child = os.fork()
         if child == 0:
-            os._exit(main(["export", *words]))
+            os._exit(main(["action", "export", *words]))
         if os.waitpid(child, 0)[1]:
             raise SystemExit(f"{name} was not exported")
         print(name, hashlib.sha256(Path(f"{file}.exported").read_bytes()).hexdigest(), flush=True)

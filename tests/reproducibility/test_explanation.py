@@ -1,7 +1,7 @@
 """`stagec explain`: which components of two artifacts, or of an artifact and the current inputs, differ.
 
-Modules: `cli/explain.py`, `core/builds/components.py`, `audit/explanation.py`, `audit/inputs.py`,
-`building/export_description.py`.
+Modules: `cli/explain.py`, `cli/actions/components.py`, `core/builds/components.py`, `audit/explanation.py`,
+`audit/inputs.py`, `building/export_description.py`.
 """
 
 import json
@@ -44,7 +44,7 @@ def describe(folder: Path, root: Path, **changes: Any) -> Path:
     (folder / "spec").write_text(json.dumps(spec))
     out = folder / "f.exported"
     words: list[str | Path] = ["--output", out, "--description", f"{out}.json", "--import-root", root]
-    checked("export", "--spec", folder / "spec", *words)
+    checked("action", "export", "--spec", folder / "spec", *words)
     return out
 
 
@@ -294,7 +294,7 @@ def test_a_bundle_of_artifacts_without_descriptions(small: Path, tmp_path: Path)
         for name, stem in stems
         for part in ("--executable", f"{name}:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc")
     ]
-    checked("bundle", "--name", "m", "--version", "1", "--output", tmp_path / "m.aot", *exports, *executables)
+    checked("action", "bundle", "--name", "m", "--version", "1", "--output", tmp_path / "m.aot", *exports, *executables)
     assert explain(tmp_path / "m.aot", small / "m.aot")[0] == 0
     assert explain(tmp_path / "m.aot", Path("m.toml"), cwd=small / "source")[0] == 0
 
@@ -312,9 +312,10 @@ def test_a_bundle_is_the_same_with_another_patch_release_of_the_interpreter(smal
             "--output",
             bundles[-1],
         ]
-        checked("bundle", "--name", "m", "--version", "1", *words)
+        checked("action", "bundle", "--name", "m", "--version", "1", *words)
     assert bundles[0].read_bytes() == bundles[1].read_bytes()
     again = stagec(
+        "action",
         "bundle",
         "--name",
         "m",

@@ -22,7 +22,7 @@ def compile_on(cpu: str, artifacts: Path, out: Path, name: str, isa: str) -> sub
     spec = stem.with_name(f"{stem.name}.spec").read_text().replace('"isa": "AVX2"', f'"isa": "{isa}"')
     (out / "spec").write_text(spec)
     exported = artifacts / f"m.{name.partition('.')[0]}.exported"
-    words = ["compile", "--spec", out / "spec", "--exported", exported, "--output", out / "xla"]
+    words = ["action", "compile", "--spec", out / "spec", "--exported", exported, "--output", out / "xla"]
     words += ["--description", out / "json"]
     if not cpu:
         return stagec(*words)

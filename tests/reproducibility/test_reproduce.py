@@ -96,7 +96,7 @@ def test_an_executable_of_other_code(small: Path, tmp_path: Path) -> None:
     (tmp_path / "spec").write_text(json.dumps(spec))
     stem = tmp_path / "copy" / "m.f.cpu.batch3"
     checked(
-        *("compile", "--spec", tmp_path / "spec", "--exported", small / "m.f.exported"),
+        *("action", "compile", "--spec", tmp_path / "spec", "--exported", small / "m.f.exported"),
         *("--output", f"{stem}.xla", "--description", f"{stem}.json"),
     )
     done = reproduce(tmp_path / "copy", small / "source", "--json", exports=["f"], executables=["f.cpu.batch3"])

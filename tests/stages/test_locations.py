@@ -1,6 +1,6 @@
 """XLA's errors, when a bundle is loaded or called, name the lines of the model where `.debug.mlir` is at hand.
 
-Modules: `cli/locate.py`, `frontends/common/source_locations.py`.
+Modules: `cli/inspect.py`, `cli/actions/locations.py`, `frontends/common/source_locations.py`.
 """
 
 import json
@@ -98,7 +98,7 @@ MANIFEST = (
 def debug(manifest: str, name: str, root: Path, out: Path) -> Path:
     """Export what the spec `name` in `out` says with its locations; return the file."""
     file = out / f"{name}.debug.mlir"
-    checked("export", "--spec", out / f"{name}.spec", "--debug-output", file, "--import-root", root, cwd=root)
+    checked("action", "locations", "--spec", out / f"{name}.spec", "--output", file, "--import-root", root, cwd=root)
     return file
 
 
@@ -227,8 +227,8 @@ jit(twice)/tanh
   pkg/model.py:15 in twice
 """
     for text in ("jit(twice)/tanh", "INTERNAL: at %tanh.5 = f32[3]{0} tanh(%x)", "HLO opcode `tanh` is not supported"):
-        assert checked("locate", file, text) == said
-    report = json.loads(checked("locate", "--json", file, "jit(twice)/add"))
+        assert checked("inspect", file, "--locate", text) == said
+    report = json.loads(checked("inspect", "--json", file, "--locate", "jit(twice)/add"))
     assert report == {
         "operations": [
             {
@@ -246,14 +246,14 @@ jit(twice)/tanh
 def test_locate_finds_nothing(artifacts: Path) -> None:
     file = artifacts / "debug" / "m.twice.debug.mlir"
     for text in ("jit(twice)/ta", "jit(twice)/tanh/more", "tanh2", "the ge of it", "RESOURCE_EXHAUSTED: 12 bytes"):
-        done = command("locate", file, text)
+        done = command("inspect", file, "--locate", text)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == f"{file}: no operation in this file matches the text\n"
 
 
 def test_locate_in_a_file_that_is_no_module(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
-    done = command("locate", "x", "jit(f)/tanh", cwd=tmp_path)
+    done = command("inspect", "x", "--locate", "jit(f)/tanh", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("x: not a StableHLO module: ")
     assert done.stderr.endswith("\n  give a file of output group debug\n")
@@ -277,16 +277,16 @@ def test_a_program_that_xla_refuses_to_compile(tmp_path: Path, entry: str, keys:
     (tmp_path / "send.mlir").write_text(SEND)
     (tmp_path / "m.toml").write_text(HEADER + FUNCTION.format(name="f", entry=entry) + keys)
     write_specs("m.toml", tmp_path, tmp_path)
-    checked("export", "--spec", "m.f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path)
+    checked("action", "export", "--spec", "m.f.spec", "--output", "f.exported", "--import-root", ".", cwd=tmp_path)
     words = ["--spec", "m.f.cpu.spec", "--exported", "f.exported", "--output", "f.xla", "--description", "f.json"]
-    done = command("compile", *words, cwd=tmp_path)
+    done = command("action", "compile", *words, cwd=tmp_path)
     assert done.returncode == 2
     what, about, how = done.stderr.splitlines()
     assert what.startswith("m.toml: functions.f: XLA refuses the module: ")
     assert about == f"  it is about {name}; to see the lines, build the function with --output_groups=debug and write"
-    assert how.startswith("  stagec locate FILE.debug.mlir ")
+    assert how.startswith("  stagec inspect FILE.debug.mlir --locate ")
     file = debug("m.toml", "m.f", tmp_path, tmp_path)
     # One of stagec's functions binds the static argument.
     assert not re.search(r"bound|user_code\.py|jax\.py|cli\.py", file.read_text())
-    assert checked("locate", file, name) == place
-    assert checked("locate", file, what) == place
+    assert checked("inspect", file, "--locate", name) == place
+    assert checked("inspect", file, "--locate", what) == place

@@ -1,6 +1,6 @@
 """Programs as text, for a reader: StableHLO of one target and bucket, and HLO before and after XLA optimizes it.
 
-Modules: `building/compilation.py`, `stages/mlir.py`.
+Modules: `cli/actions/lower.py`, `cli/actions/optimize.py`, `building/compilation.py`, `stages/mlir.py`.
 """
 
 import dataclasses
@@ -20,11 +20,12 @@ KINDS = ("stablehlo", "hlo-before", "hlo-after")
 def texts(zoo: Path, name: str, out: Path, env: dict[str, str] | None = None) -> dict[str, str]:
     """Write all kinds of one of the zoo's executables, and nothing else, into the folder `out`."""
     out.mkdir(exist_ok=True)
-    options = [part for kind in KINDS for part in (f"--{kind}", kind)]
     stem = ".".join(name.split(".")[:2])
     given = ("--spec", zoo.parent / f"{name}.spec", "--exported", zoo.parent / f"{stem}.exported")
-    done = stagec("compile", *given, *options, cwd=out, env=env)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for action, kinds in {"lower": KINDS[:2], "optimize": KINDS[2:]}.items():
+        options = [part for kind in kinds for part in (f"--{kind}", kind)]
+        done = stagec("action", action, *given, *options, cwd=out, env=env)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert sorted(path.name for path in out.iterdir()) == sorted(KINDS)
     return {kind: (out / kind).read_text() for kind in KINDS}
 
@@ -64,7 +65,7 @@ def test_lowering_for_other_hardware_takes_no_plugin(zoo: Path, tmp_path: Path, 
     spec = specs.executable_spec((zoo.parent / "zoo.mlp.cpu.batch4.spec").read_text())
     (tmp_path / "spec").write_text(specs.to_json(dataclasses.replace(spec, target=catalog.target(target))))
     checked(
-        *("compile", "--spec", tmp_path / "spec", "--exported", zoo.parent / "zoo.mlp.exported"),
+        *("action", "lower", "--spec", tmp_path / "spec", "--exported", zoo.parent / "zoo.mlp.exported"),
         *("--stablehlo", tmp_path / "stablehlo", "--hlo-before", tmp_path / "hlo"),
     )
     assert "tensor<4x16xf32>" in (tmp_path / "stablehlo").read_text()
@@ -76,7 +77,8 @@ def test_a_program_over_a_limit_is_written_all_the_same(zoo: Path, tmp_path: Pat
     limited = dataclasses.replace(spec, limits=specs.Limits(key="functions.mlp.limits.cpu", executable_size=1))
     (tmp_path / "spec").write_text(specs.to_json(limited))
     given = ("--spec", tmp_path / "spec", "--exported", zoo.parent / "zoo.mlp.exported", "--label", "//zoo:zoo.mlp.cpu")
-    done = stagec("compile", *given, "--output", tmp_path / "xla", "--hlo-after", tmp_path / "hlo")
+    checked("action", "optimize", *given, "--hlo-after", tmp_path / "hlo")
+    done = stagec("action", "compile", *given, "--output", tmp_path / "xla")
     assert done.returncode == 2
     assert done.stderr.startswith("//zoo:zoo.mlp.cpu: size of the executable ")
     assert done.stderr.endswith(

@@ -157,9 +157,9 @@ def test_a_manifest_that_names_its_fleet(zoo: Path, tmp_path: Path) -> None:
     words = ["--name", "zoo", "--version", "1", "--output", output, "--serves", f"jaxlib=={jaxlib.__version__}"]
     words += ["--export", f"zoo.loop:{stem}.exported:{stem}.spec:{stem}.exported.json"]
     words += ["--executable", f"zoo.loop.cpu:{stem}.cpu.xla:{stem}.cpu.json:{stem}.cpu.stablehlo.mlirbc"]
-    checked("bundle", *words)
+    checked("action", "bundle", *words)
     output.unlink()
-    done = command("bundle", *words, "--serves", "jaxlib==1.2.3")
+    done = command("action", "bundle", *words, "--serves", "jaxlib==1.2.3")
     assert done.returncode == 2
     assert done.stderr.startswith(
         "tests/zoo/zoo.toml: manifest.serves: jaxlib 1.2.3: no executable of loop for cpu; of the exported artifact: "
@@ -169,7 +169,7 @@ def test_a_manifest_that_names_its_fleet(zoo: Path, tmp_path: Path) -> None:
 
 
 def test_reports_tell_of_each_jaxlib(tmp_path: Path) -> None:
-    """`inspect`, `size`, `report`, and `diff` with the bundle as it was before; `explain-load` has a row for each."""
+    """`inspect`, `report`, and `diff` with the bundle as it was before; `explain` has a row for each."""
     text = checked("inspect", BUNDLE)
     assert "  jaxlib 0.10.1: 2 executables\n  jaxlib 0.10.2: 2 executables\n" in text
     assert [line.split("  ")[2].strip() for line in text.splitlines() if "n = 3" in line] == [
@@ -177,7 +177,7 @@ def test_reports_tell_of_each_jaxlib(tmp_path: Path) -> None:
     ]
     (base,) = bases(Archive(BUNDLE))
     assert f"  executables were added to the bundle with the sha256 {base.sha256[:12]}\n" in text
-    sizes = {part["kind"]: part["of"] for part in json.loads(checked("size", BUNDLE, "--json"))["parts"]}
+    sizes = {part["kind"]: part["of"] for part in json.loads(checked("inspect", BUNDLE, "--sizes", "--json"))["parts"]}
     assert {sizes.get(f"executables (jaxlib {release})") for release in ("0.10.1", "0.10.2")} == {"shift"}
     shown = collect(str(BUNDLE), Sources())["functions"]["shift"]["executables"]
     stems = ("shift.cpu-avx2.n1", "shift.cpu-avx2.n3")
@@ -186,7 +186,7 @@ def test_reports_tell_of_each_jaxlib(tmp_path: Path) -> None:
     differences = json.loads(command("diff", tmp_path / "before.aot", BUNDLE, "--json").stdout)
     assert differences["bundle"][0]["jaxlib"] == {"first": ["0.10.1"], "second": ["0.10.1", "0.10.2"]}
     assert [row["name"] for row in differences["executables"]] == [f"{stem}.jaxlib-0.10.2" for stem in stems]
-    (explained,) = json.loads(command("explain-load", BUNDLE, "--json").stdout)["functions"]
+    (explained,) = json.loads(command("explain", BUNDLE, "--json").stdout)["functions"]
     members = {candidate["member"] for candidate in explained["candidates"]}
     assert members == {f"{name}.xla" for name in shown} | {"shift.exported"}
 

@@ -1,6 +1,6 @@
 """What a bundle was built from: the statement and the SBOM.
 
-Modules: `trust/sbom.py`, `cli/provenance.py`.
+Modules: `trust/sbom.py`, `cli/actions/provenance.py`.
 """
 
 import hashlib
@@ -146,7 +146,7 @@ def test_a_folder_among_the_sources_has_in_totos_digest(tmp_path: Path) -> None:
 def test_a_list_of_packages_that_is_none(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "packages.json").write_text('{"packages": []}')
     done = stagec(
-        *("provenance", "--bundle", bundle, "--output", "a", "--sbom", "b"),
+        *("action", "provenance", "--bundle", bundle, "--output", "a", "--sbom", "b"),
         *("--manifest", f"m:{bundle}", "--packages", "packages.json"),
         cwd=tmp_path,
     )

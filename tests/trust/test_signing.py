@@ -291,7 +291,7 @@ def test_what_is_no_regular_file_is_not_waited_for(folder: Path) -> None:
         ("sign", "zoo.aot", "--statement", "zoo.intoto.json", "--key", "pipe"),
         ("sign", "zoo.aot", "--statement", "pipe", "--key", "ann.pem"),
         ("inspect", "pipe"),
-        ("locate", "pipe", "tanh"),
+        ("inspect", "pipe", "--locate", "tanh"),
     ):
         done = stagec(*words, cwd=folder)
         assert (done.returncode, done.stderr) == (2, f"pipe: {irregular}")

@@ -15,10 +15,9 @@ from tests.building import COMPILER, action_environment
 from tests.users import User, needs_isolation
 
 OUTPUTS = (
-    "--debug-output",
     "--description",
     "--inventory",
-    "--jaxpr",
+    "--lowered",
     "--module",
     "--output",
     "--profile",
@@ -29,7 +28,7 @@ OUTPUTS = (
 
 
 class Worker:
-    """A worker of one stagec command, in the execution root `root`: `with Worker("export", root) as worker`."""
+    """A worker of one stagec command, in the execution root `root`: `with Worker("action export", root) as worker`."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Worker:
         environment = {**action_environment(), "STAGEC_PYTHON_ABI": ""}  # "": that of this interpreter
         if packages:
             environment["PYTHONPATH"] += f":{packages}"
-        words = ["-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), command, "--persistent_worker"]
+        words = ["-B", "-s", "-S", str(COMPILER / "stagec" / "__main__.py"), *command.split(), "--persistent_worker"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             [*before, user.python, *words],

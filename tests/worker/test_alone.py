@@ -43,7 +43,7 @@ def alone(root: Path, sandbox: Path, source: str) -> tuple[int, str]:
     words = [*export("m.changing"), "--source", "models/changing.py", "--unread", "bazel-out/unread"]
     (sandbox / "bazel-out" / "0.params").write_text("\n".join(words))
     done = subprocess.run(
-        [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), "export", "@bazel-out/0.params"],
+        [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), "action", "export", "@bazel-out/0.params"],
         cwd=sandbox,
         env={
             **action_environment(),

@@ -77,7 +77,7 @@ class Attacked:
         if user.number is not None:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, user.number, user.number)
-        self.worker = Worker("export", self.root, user, before)
+        self.worker = Worker("action export", self.root, user, before)
 
     def good(self) -> tuple[int, str]:
         """Export a function of somebody else's."""
@@ -552,8 +552,8 @@ os._exit = leave
 def test_an_input_is_no_output(attacked: Attacked) -> None:
     said = "is an input of this action: it cannot be an output"
     before = attacked.files()
-    assert attacked.evil("", "--debug-output", "models/data.txt") == (1, f"stagec: models/data.txt {said}\n")
-    status, told = attacked.evil("", "--debug-output", "../out")
+    assert attacked.evil("", "--lowered", "models/data.txt") == (1, f"stagec: models/data.txt {said}\n")
+    status, told = attacked.evil("", "--lowered", "../out")
     assert (status, told) == (1, "stagec: ../out: an output is a path below the working directory\n")
     assert attacked.files() == before
 
@@ -784,7 +784,7 @@ def test_landlock_alone_keeps_it(tmp_path: Path, version: int) -> None:
 
 
 def test_a_system_that_does_not_let_it_is_told(tmp_path: Path) -> None:
-    with Worker("export", tmp_path, before=refusing(None, "272=1", "317=1")) as worker:
+    with Worker("action export", tmp_path, before=refusing(None, "272=1", "317=1")) as worker:
         for _ in range(2):
             status, said = worker.ask(["--output", "x"])
             assert status == 1

@@ -18,7 +18,7 @@ import runpy, sys
 
 compiled = []
 sys.addaudithook(lambda event, arguments: compiled.append(arguments[1]) if event == "compile" else None)
-sys.argv = [sys.argv[1], "locate", "--help"]
+sys.argv = [sys.argv[1], "stub", "--help"]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
@@ -66,7 +66,7 @@ def compiled(installed: Path, tmp_path: Path) -> Callable[..., list[str]]:
             capture_output=True,
             text=True,
         )
-        assert done.stdout.startswith("usage: stagec locate")
+        assert done.stdout.startswith("usage: stagec stub")
         files = [Path(file).relative_to(tmp_path / "compiler" / "stagec") for file in done.stderr.split()]
         return [str(file) for file in files]
 
@@ -83,11 +83,11 @@ FIRST = [
 
 def test_a_module_is_compiled_only_if_it_was_edited(compiled: Callable[..., list[str]], tmp_path: Path) -> None:
     assert compiled() == FIRST
-    edited = tmp_path / "compiler" / "stagec" / "cli" / "locate.py"
+    edited = tmp_path / "compiler" / "stagec" / "cli" / "stub.py"
     before = edited.stat()
     edited.write_text(edited.read_text().replace("text", "test", 1))  # as long as it was
     os.utime(edited, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert compiled() == sorted([*FIRST, "cli/locate.py"])
+    assert compiled() == sorted([*FIRST, "cli/stub.py"])
 
 
 def test_another_python_and_damage_only_take_time(compiled: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_another_python_and_damage_only_take_time(compiled: Callable[..., list[s
     for name, data in {"stagec.cli": b"", "stagec.cli.files": b"\xff" * 99}.items():
         assert (byte_code / f"{name}.pyc").read_bytes()[4:8] == b"\x03\x00\x00\x00", "a hash, which is compared"
         (byte_code / f"{name}.pyc").write_bytes(data)
-    (byte_code / "stagec.cli.locate.pyc").unlink()
-    assert compiled() == sorted([*FIRST, "cli/__init__.py", "cli/files.py", "cli/locate.py"])
+    (byte_code / "stagec.cli.stub.pyc").unlink()
+    assert compiled() == sorted([*FIRST, "cli/__init__.py", "cli/files.py", "cli/stub.py"])
     shutil.rmtree(byte_code)
     assert len(compiled()) > 10
 
@@ -134,12 +134,12 @@ import sys
 
 compiled = []
 sys.addaudithook(lambda event, arguments: compiled.append(str(arguments[1])) if event == "compile" else None)
-assert "stagec.cli.locate" not in sys.modules
-import stagec.cli.locate
+assert "stagec.cli.stub" not in sys.modules
+import stagec.cli.stub
 
 
 def f(x):
-    assert not [file for file in compiled if file.endswith("stagec/cli/locate.py")]
+    assert not [file for file in compiled if file.endswith("stagec/cli/stub.py")]
     return x
 """
 
@@ -156,5 +156,7 @@ def test_an_action_of_a_worker_sees_it(installed: Path, tmp_path: Path, way: str
     write_specs("models/m.toml", tmp_path, tmp_path)
     words = ["--output", "m.f.exported", "--description", "m.f.json", "--unread", "unread", "--declared", "unread"]
     words += ["--source", "models/f.py", "--spec", "m.f.spec", "--import-root", "."]
-    with Worker("export", tmp_path, before=where(way), packages=installed / "environment" / "site-packages") as worker:
+    with Worker(
+        "action export", tmp_path, before=where(way), packages=installed / "environment" / "site-packages"
+    ) as worker:
         assert worker.ask(words, ["models/f.py", "m.f.spec"]) == (0, "")

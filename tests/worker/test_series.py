@@ -77,23 +77,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_specs("models/m.toml", root, root / "bazel-out")
     for exported in EXECUTABLES.values():
         words = ["--output", f"bazel-out/{exported}.exported", "--description", f"bazel-out/{exported}.exported.json"]
-        checked("export", *words, "--spec", f"bazel-out/{exported}.spec", "--import-root", ".", cwd=root)
+        checked("action", "export", *words, "--spec", f"bazel-out/{exported}.spec", "--import-root", ".", cwd=root)
     for name in EXECUTABLES:
-        checked("compile", *compiling(name, "alone"), cwd=root)
+        checked("action", "compile", *compiling(name, "alone"), cwd=root)
     return root
 
 
 @pytest.fixture(params=WAYS)
 def compiling_worker(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
     needs_isolation(way=request.param)
-    with Worker("compile", root, before=where(request.param)) as worker:
+    with Worker("action compile", root, before=where(request.param)) as worker:
         yield worker
 
 
 @pytest.fixture(params=WAYS)
 def exporting_worker(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
     needs_isolation(way=request.param)
-    with Worker("export", root, before=where(request.param)) as worker:
+    with Worker("action export", root, before=where(request.param)) as worker:
         yield worker
 
 

@@ -105,7 +105,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=("namespaces", "Landlock"))
 def exporting(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
     needs_isolation(way=request.param)
-    with Worker("export", root, before=where(request.param)) as worker:
+    with Worker("action export", root, before=where(request.param)) as worker:
         yield worker
 
 
@@ -144,11 +144,14 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path, way: str) -> 
     before, alone = where(way), f"alone-{way}"
     pairs = [("m.solve.cpu", "m.solve"), ("m.loop.cpu.n2", "m.loop")]
     for name, exported in pairs:
-        checked("export", *export(exported, alone), cwd=root)
-        checked("compile", *compiling(name, exported, alone), cwd=root)
+        checked("action", "export", *export(exported, alone), cwd=root)
+        checked("action", "compile", *compiling(name, exported, alone), cwd=root)
     wanted = artifacts(root / alone)
     assert len(wanted) == 8
-    with Worker("export", root, before=before) as exporter, Worker("compile", root, before=before) as compiler:
+    with (
+        Worker("action export", root, before=before) as exporter,
+        Worker("action compile", root, before=before) as compiler,
+    ):
         for number in range(3):
             out = f"bazel-out/{number}"
             for name, exported in pairs:
@@ -164,8 +167,8 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path, way: str) -> 
     assert 50 << 20 < profile["max_rss"] < 1 << 30
     words = ["--name", "m", "--version", "1"]
     words += ["--export", f"m.solve:{alone}/m.solve.exported:bazel-out/m.solve.spec:{alone}/m.solve.exported.json"]
-    checked("bundle", *words, "--output", f"{alone}/m.aot", cwd=root)
-    with Worker("bundle", root, before=before) as bundler:
+    checked("action", "bundle", *words, "--output", f"{alone}/m.aot", cwd=root)
+    with Worker("action bundle", root, before=before) as bundler:
         assert bundler.ask([*words, "--output", "bazel-out/m.aot"]) == (0, "")
     assert (root / "bazel-out" / "m.aot").read_bytes() == (root / alone / "m.aot").read_bytes()
 
@@ -195,7 +198,7 @@ def test_each_function_has_its_own_settings(exporting: Worker, root: Path) -> No
 
 def alone(root: Path, name: str) -> bytes:
     """The artifact of a process of its own."""
-    checked("export", *export(name, "apart"), cwd=root)
+    checked("action", "export", *export(name, "apart"), cwd=root)
     return (root / "apart" / f"{name}.exported").read_bytes()
 
 
@@ -307,7 +310,7 @@ def test_packages_that_are_made_anew_are_seen(root: Path, tmp_path: Path, way: s
             shutil.rmtree(packages, ignore_errors=True)
             packages.mkdir()
             (packages / "extra.py").write_text(f"number = {number}\n")
-            worker = worker or stack.enter_context(Worker("export", root, before=where(way), packages=packages))
+            worker = worker or stack.enter_context(Worker("action export", root, before=where(way), packages=packages))
             assert ask(worker, root, source) == (0, f"{number}\n")
             mounted = Path(f"/proc/{template_of(worker)}/mountinfo").read_text()
             assert "deleted" not in mounted
@@ -364,11 +367,11 @@ def test_work_can_be_cancelled(exporting: Worker, root: Path) -> None:
 def test_a_mistake_in_the_arguments(exporting: Worker) -> None:
     status, output = exporting.ask(["--spec"])
     assert status == 2
-    assert "stagec export: error: argument --spec: expected one argument\n" in output
+    assert "stagec action export: error: argument --spec: expected one argument\n" in output
 
 
 def test_a_worker_ends_with_its_bazel(root: Path) -> None:
-    with Worker("bundle", root) as worker:
+    with Worker("action bundle", root) as worker:
         assert worker.process.stdin
         worker.process.stdin.close()
         assert worker.process.wait(timeout=30) == 0
@@ -385,7 +388,7 @@ def test_a_worker_that_is_killed_leaves_nothing(root: Path, way: str, tmp_path: 
     (root / "models" / "changing.py").write_text(SLEEPING)
     before = files()
     elsewhere = ["env", f"TMPDIR={tmp_path}"] if way == "Landlock" else []  # with namespaces, it has no file on a disk
-    with Worker("export", root, before=[*where(way), *elsewhere]) as worker:
+    with Worker("action export", root, before=[*where(way), *elsewhere]) as worker:
         worker.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec"])
         until(lambda: sleeping(7777))
         assert bool([*tmp_path.iterdir()]) == (way == "Landlock")

@@ -50,7 +50,7 @@ def prepare(
         shutil.copy(bundle, folder)
         shutil.copytree(cache, folder / "jax_cache")
         shutil.copytree(source, folder / "source")
-        for path in out.iterdir():  # what `stagec autotune` and `stagec compile` take
+        for path in out.iterdir():  # what `stagec autotune` and `stagec action compile` take
             if any(path.name.startswith(f"on_device.{name}.") for name in FUNCTIONS) and path.suffix != ".xla":
                 shutil.copy(path, folder)
     (folder / "inputs.json").write_text(json.dumps(_inputs()))

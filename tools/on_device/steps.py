@@ -368,13 +368,13 @@ def _tuned(folder: Path, out: Path, name: str, results: str) -> Path | str:
     tuned["spec"].write_text(json.dumps(spec))
     words = ["--exported", f"{stem}.exported", "--lowered", f"{stem}.lowered", "--spec", tuned["spec"]]
     outputs = ["--output", tuned["xla"], "--description", tuned["json"], "--module", tuned["mlirbc"]]
-    done = _stagec("compile", *words, *outputs, out=out)
+    done = _stagec("action", "compile", *words, *outputs, out=out)
     if done.returncode:
         return _said(done.stderr)
     export = f"on_device.{name}:{stem}.exported:{stem}.spec:{stem}.exported.json"
     executable = f"on_device.{name}.device:{tuned['xla']}:{tuned['json']}:{tuned['mlirbc']}"
     words = ["--name", "on_device", "--version", "1.0.0", "--output", tuned["aot"]]
-    done = _stagec("bundle", *words, "--export", export, "--executable", executable, out=out)
+    done = _stagec("action", "bundle", *words, "--export", export, "--executable", executable, out=out)
     return _said(done.stderr) if done.returncode else tuned["aot"]
 
 

@@ -1,8 +1,8 @@
 """`stagec add-jaxlib`: compile executables with this process's jaxlib from the exported artifacts in a bundle.
 
 The bundle has all inputs of a compile action: the artifact, and in the description of each executable the target in
-full. So `stagec compile` runs as in a build, and what it makes must differ from the executable that is there in the
-jaxlib alone.
+full. So `stagec action compile` runs as in a build, and what it makes must differ from the executable that is there in
+the jaxlib alone.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _compile(archive: Archive, wanted: _Wanted, scratch: Path, progress: Progres
     spec.write_text(specs.to_json(wanted.spec))
     exported.write_bytes(archive[archive.index["functions"][wanted.artifact]["exported"]])
     files = {"--output": f"{out}.xla", "--description": f"{out}.json", "--module": f"{out}.stablehlo.mlirbc"}
-    words = ["compile", "--spec", str(spec), "--exported", str(exported)]
+    words = ["action", "compile", "--spec", str(spec), "--exported", str(exported)]
     words += [word for pair in files.items() for word in pair]
     passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     done = subprocess.run(

@@ -130,7 +130,7 @@ def made_elsewhere(
     python, path = environment
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         given = {"--spec": specs.to_json(spec).encode(), "--exported": serialized, "--lowered": lowered_for}
-        words: list[str | Path] = ["compile", "--components", Path(scratch, "components")]
+        words: list[str | Path] = ["action", "components", "--output", Path(scratch, "components")]
         for option, content in given.items():
             Path(scratch, option).write_bytes(content)
             words += [option, Path(scratch, option)]
@@ -164,7 +164,7 @@ def _trace(
         written, *outputs = (Path(scratch, name) for name in ("spec", "exported", "description", "lowered"))
         written.write_text(specs.to_json(spec))
         options = ("--output", "--description", "--lowered")
-        words: list[str | Path] = ["export", "--spec", written]
+        words: list[str | Path] = ["action", "export", "--spec", written]
         words += [part for pair in zip(options, outputs, strict=True) for part in pair]
         words += [part for root in roots for part in ("--import-root", root)]
         command(words)

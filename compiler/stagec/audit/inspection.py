@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stagec.audit import kernels, measurements, processes
-from stagec.bundle import index
+from stagec.bundle import external, index
 from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of, constants_of, of_interface
 from stagec.bundle.description import LARGEST, Description
@@ -32,7 +32,7 @@ def inspect(path: str, ptx: str = "", sass: str = "") -> dict[str, Any]:
     """
     write = (
         "give a bundle (.aot), an executable (.xla) with its description beside it, an exported artifact (.exported), "
-        "a description (.json) or kernels (.ptx)"
+        "a description (.json), kernels (.ptx) or weights (.safetensors)"
     )
     if ptx or sass:
         with blaming(path):
@@ -42,6 +42,8 @@ def inspect(path: str, ptx: str = "", sass: str = "") -> dict[str, Any]:
             return _compiled(path)
         if path.endswith(".ptx"):
             return _ptx(reading.whole(path))
+        if path.endswith(".safetensors"):
+            return {"kind": "weights", **external.describe(path)}
         start = reading.start(path, _START)
         if start.startswith(b"PK"):
             return _bundle(Archive(path))
@@ -60,6 +62,10 @@ def as_text(report: dict[str, Any], flat: bool = False) -> str:
             return _bundle_text(report, flat)
         case "exported":
             return _exported_text(report, flat)
+        case "weights":
+            rows = [f"  {name}  {array['aval']}" for name, array in report["arrays"].items()]
+            head = f"weights: {len(rows)} arrays, {report['bytes']:,} bytes, sha256 {report['sha256']}"
+            return "\n".join(filter(None, [head, *rows, external.copied(report["arrays"])])) + "\n"
         case "ptx":
             return "\n".join(kernels.lines(report["kernels"])) + "\n"
     return _executable_text(report, flat)

@@ -140,24 +140,26 @@ def reproduce(
                 progress.step(artifact.name)
                 paths = [part for root in copied for part in ("--import-root", root)]
                 out = folder / "out" / f"{artifact.name}.exported"
-                words: list[str | Path] = ["export", "--spec", artifact.spec, *paths]
+                words: list[str | Path] = ["--spec", artifact.spec, *paths]
                 words += ["--as-another-machine"] if how.another_cpu else []
                 outputs: list[str | Path] = ["--output", out, "--description", f"{out}.json"]
                 outputs += ["--lowered", f"{out}.lowered"] if artifact.lowered else []
                 needed = specs.function_spec(artifact.spec.read_text()).plugins
                 packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
-                _run([*command, *words, *outputs], how, folder, artifact.name, packages)
+                _run([*command, "action", "export", *words, *outputs], how, folder, artifact.name, packages)
                 if len(outs) == len(VARIATIONS) and _is_unlike(artifact, outs):
-                    _run([*command, *words, "--debug-output", f"{out}.mlir"], how, folder, artifact.name, packages)
+                    words += ["--output", f"{out}.mlir"]
+                    _run([*command, "action", "locations", *words], how, folder, artifact.name, packages)
             for executable in executables:
                 progress.step(executable.name)
                 stem = folder / "out" / executable.name
                 # From the built export: a difference there is reported once, and not again for every executable.
                 built = next(artifact for artifact in exports if artifact.name == executable.export)
-                words = ["compile", "--spec", executable.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
+                words = ["--spec", executable.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
                 words += ["--lowered", built.lowered] if built.lowered else []
                 plugin = (plugins or {}).get(_platform(executable))
-                _run([*command, *words, "--description", f"{stem}.json"], how, folder, executable.name, plugin)
+                words += ["--description", f"{stem}.json"]
+                _run([*command, "action", "compile", *words], how, folder, executable.name, plugin)
         for artifact in traced:
             name = f"{artifact.name}.exported"
             different = _compare([artifact.exported, *(out / name for out in outs)])

@@ -1,6 +1,6 @@
 """JAX's modules for the devices of a function's targets, if they differ from the exported artifact's module.
 
-It is the file that `stagec export --lowered` writes beside the exported artifact: empty if JAX lowers the same for
+It is the file that `stagec action export` writes beside the exported artifact: empty if JAX lowers the same for
 all, and else a container like a bundle's (docs/bundle-format.md) with an `Exported` for each device.
 """
 

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import hashlib
 import shlex
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -67,13 +69,23 @@ def compile_exported(
     return dataclasses.replace(compiled, inventory=taken)
 
 
-def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> Compiled:
-    """Return XLA's result for the program of `compile_exported`, even if it is over a limit.
+def optimize(serialized: bytes, spec: ExecutableSpec, lowered_for: bytes = b"") -> tuple[Compiled, str]:
+    """Return XLA's result for the program of `compile_exported`, even if it is over a limit; and its kernels as PTX.
 
+    PTX is "" for other platforms than cuda, and where XLA makes none: an executable does not keep it, so XLA writes it
+    to a folder meanwhile.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be lowered or
     compiled.
     """
-    return _compile(*lower(serialized, spec, lowered_for), spec)
+    program = lower(serialized, spec, lowered_for)
+    if spec.target.platform != "cuda":
+        return _compile(*program, spec), ""
+    with tempfile.TemporaryDirectory(prefix="stagec-") as scratch:
+        dumped = {**spec.target.compiler_options, "xla_dump_to": scratch, "xla_dump_hlo_as_proto": False}
+        target = dataclasses.replace(spec.target, compiler_options=dumped)
+        compiled = _compile(*program, dataclasses.replace(spec, target=target))
+        # Threads make them, in no order; where there is no more to make, a module is empty.
+        return compiled, "\n".join(sorted(filter(None, (path.read_text() for path in Path(scratch).glob("*.ptx")))))
 
 
 def _compile(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> Compiled:
@@ -181,7 +193,7 @@ def _how_to_locate(error: CannotCompile, lowered: Lowered) -> str:
         return ""
     return (
         f"it is about {', '.join(names)}; to see the lines, build the function with --output_groups=debug and write\n"
-        f"stagec locate FILE.debug.mlir {shlex.quote(names[0])}"
+        f"stagec inspect FILE.debug.mlir --locate {shlex.quote(names[0])}"
     )
 
 

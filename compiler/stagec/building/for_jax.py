@@ -47,7 +47,7 @@ def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequenc
     with mlir.context():
         if fault := _fault(keys, target):
             what = f"what JAX looks {spec.key} up by is not right: {fault}"
-            raise StagecError(Problem(spec.manifest, "jax_cache", what, "let stagec export write it again"))
+            raise StagecError(Problem(spec.manifest, "jax_cache", what, "let stagec action jax-key write it again"))
         module = _parsed(first)
         if target.platform == "cpu":
             register_custom_calls(mlir.custom_calls(module))

@@ -1,6 +1,7 @@
 """The parts of an optimized program: its arrays, operations, exchanges and kernels, and its limits.
 
-It is a file beside the executable that no bundle has, for reports and baselines: `stagec compile --inventory FILE`.
+It is a file beside the executable that no bundle has, for reports and baselines; `stagec action compile`
+writes it.
 """
 
 from __future__ import annotations

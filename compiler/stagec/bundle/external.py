@@ -73,6 +73,13 @@ def describe(path: str | Path) -> dict[str, Any]:
     return {"sha256": sha256_of(file, len(head), head), "bytes": file.size, "arrays": arrays}
 
 
+def copied(arrays: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say how many of `describe`'s arrays a CPU cannot use where they are in the file; "" if there are none."""
+    starts = [array["start"] % ALIGNMENT for array in arrays.values()]
+    what = f"{sum(map(bool, starts))} of {len(starts)} arrays do not start at a multiple of {ALIGNMENT} bytes"
+    return f"{what}: a CPU copies them instead of sharing the file" if any(starts) else ""
+
+
 def read_once(
     file: RegularFile,
     places: Iterable[Place],
@@ -218,9 +225,7 @@ class Files:
 
         self._told.add(name)
         what = f"{len(sizes)} of {len(self._arrays[name])} arrays, {sum(sizes) >> 20:,} MiB, do not start at a multiple"
-        write = (
-            "save the file again, with each array at such a place; `stagec describe-weights` counts those that are not"
-        )
+        write = "save the file again, with each array at such a place; `stagec inspect` counts the others"
         warnings.warn(
             f"{self.path(name)}: {what} of {ALIGNMENT} bytes: they are copied into this process's memory; {write}",
             RuntimeWarning,

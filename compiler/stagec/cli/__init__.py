@@ -1,5 +1,7 @@
 """The command line, `stagec COMMAND ...`: a module for each command, whose docstring says what it does.
 
+What only Bazel runs is `stagec action NAME ...`, in `stagec.cli.actions`; here its name is one word, "action NAME".
+
 A module has `OPTIONS`, each as usage lines show it with what it is (`--json` is declared for all), and `run`, which
 does the work: it returns what is printed, with the exit status (`files.Answer`), or None. For a user's mistake it
 raises StagecError, or lets a Refusal of the loader pass. Every command imports its modules when it runs, so
@@ -37,53 +39,24 @@ if TYPE_CHECKING:
     from stagec.cli.files import Answer
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "begin": (
-        "init",
-        "schema",
-        "targets",
-        "describe-device",
-    ),
-    "look at what was built": (
-        "inspect",
-        "stub",
-        "size",
-        "locate",
-        "baseline",
-    ),
-    "compare": (
-        "diff",
-        "explain",
-        "explain-jax-cache",
-        "reproduce",
-        "rebuild",
-        "compare-jit",
-    ),
-    "run": (
-        "run",
-        "bench",
-        "explain-load",
-    ),
-    "release": (
-        "sign",
-        "add-jaxlib",
-        "verify",
-        "strip",
-        "extract",
-    ),
-    "what Bazel runs": (
-        "plan",
-        "imports",
-        "export",
-        "compile",
-        "golden",
-        "describe-weights",
-        "bundle",
-        "jax-cache",
-        "provenance",
-    ),
+    "begin": ("init", "schema", "targets", "describe-device"),
+    "look at what was built": ("inspect", "stub", "baseline"),
+    "compare": ("diff", "explain", "reproduce", "rebuild", "compare-jit"),
+    "run": ("run", "bench"),
+    "release": ("sign", "add-jaxlib", "verify", "strip", "extract"),
 }
 """The commands of the core, as people look for them."""
-COMMANDS = tuple(sorted([*(name for names in GROUPS.values() for name in names), *extensions.commands()]))
+ACTIONS: Mapping[str, Sequence[str]] = {
+    "plan": ("plan", "imports"),
+    "trace": ("export", "locations", "jaxpr", "golden", "reference"),
+    "compile": ("compile", "components", "lower", "optimize"),
+    "bundle": ("describe-weights", "bundle", "provenance"),
+    "JAX's compilation cache": ("jax-key", "jax-compile", "jax-cache"),
+}
+"""Those that only Bazel runs, and what does an action as Bazel does: `stagec action` lists them."""
+_ACTION = "action "
+_CORE = [*itertools.chain(*GROUPS.values()), *(f"{_ACTION}{name}" for name in itertools.chain(*ACTIONS.values()))]
+COMMANDS = tuple(sorted([*_CORE, *extensions.commands()]))
 """All commands, also those of extensions that are not installed."""
 
 
@@ -108,31 +81,31 @@ def _no(what: str, name: str, names: Iterable[str], program: str) -> str:
     return f"no {what}: {near if near.startswith('did you mean') else f'{program} --help lists what there is'}"
 
 
-def _summaries() -> str:
-    """Return the commands with a sentence about each, by groups, for the help."""
+def _summaries(actions: bool) -> str:
+    """Return the commands with a sentence about each, by groups, for the help. actions: those that only Bazel runs."""
     lines = []
-    for title, names in GROUPS.items():
+    for title, names in (ACTIONS if actions else GROUPS).items():
         lines += ["", f"{title}:"]
         for name in names:
-            lines += _row(name, _module(name).__doc__ or "")
+            lines += _row(name, _module(f"{_ACTION}{name}" if actions else name).__doc__ or "")
     for extension in extensions.EXTENSIONS:
-        if extension.commands:
+        if rows := [row for row in extension.commands.items() if row[0].startswith(_ACTION) == actions]:
             lines += ["", f"{extension.about}{'' if extension.is_installed else f' ({extension.install})'}:"]
-            for name, about in extension.commands.items():
+            for name, about in rows:
                 lines += _row(name, about)
     return "\n".join(lines)
 
 
 def _row(name: str, about: str) -> list[str]:
     text = textwrap.wrap(about, 96)
-    return [f"  {name:<18}{text[0]}", *(f"{'':20}{line}" for line in text[1:])]
+    return [f"  {name.removeprefix(_ACTION):<18}{text[0]}", *(f"{'':20}{line}" for line in text[1:])]
 
 
 def _module(command: str) -> ModuleType:
-    name = command.replace("-", "_")
+    name = command.removeprefix(_ACTION).replace("-", "_")
     if extension := extensions.of_command(command):
         return extensions.imported(f"{extension.package}.commands.{name}", f"stagec {command}")
-    return importlib.import_module(f"stagec.cli.{name}")
+    return importlib.import_module(f"stagec.cli{'.actions' * command.startswith(_ACTION)}.{name}")
 
 
 def _is_installed(command: str) -> bool:
@@ -237,6 +210,9 @@ def _unwritable(error: OSError) -> int | None:
 
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    of_actions = f"{' '.join(given[:1])} ".startswith(_ACTION)
+    if given[:1] == ["action"] and given[1:] and not given[1].startswith("-"):
+        given[:2] = [" ".join(given[:2])]
     if given[1:2] == ["--worker_template"]:
         from stagec.worker import template
 
@@ -247,20 +223,23 @@ def _main(arguments: Sequence[str] | None) -> int:
         return forks.serve(given[1:], main)
     # If the command is the first word, as in a build's actions, this does not import the modules of the others.
     named = [name for name in COMMANDS if name in given[:1]]
+    program = "stagec action" if of_actions else "stagec"
     parser = _Parser(
-        prog="stagec",
+        prog=program,
         usage="%(prog)s COMMAND ...",
-        description="Builds JAX functions ahead of time." + ("" if named else f"\n{_summaries()}"),
-        epilog="stagec COMMAND --help has more. An argument @FILE stands for the arguments in FILE, one a line.",
+        description="Builds JAX functions ahead of time." + ("" if named else f"\n{_summaries(of_actions)}"),
+        epilog=f"{program} COMMAND --help has more. An argument @FILE stands for the arguments in FILE, one a line.",
         fromfile_prefix_chars="@",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"stagec {VERSION}")
-    if not given:
+    if not given or given[0] == "action":
         parser.print_help()
         return 0
     if not named and not given[0].startswith(("-", "@")):
-        parser.error(_no(f'command "{given[0]}"', given[0], COMMANDS, "stagec"))
+        names = [name.removeprefix(_ACTION) for name in COMMANDS if name.startswith(_ACTION) == of_actions]
+        name = given[0].removeprefix(_ACTION)
+        parser.error(_no(f'command "{name}"', name, names, program))
     if named and (extension := extensions.of_command(given[0])) and not extension.is_installed:
         print(extension.missing(f"stagec {given[0]}"), file=sys.stderr)
         return 2
@@ -302,5 +281,5 @@ def _profiled(options: argparse.Namespace, command: str) -> int:
     status = _run(options, command)
     if not status:
         artifact = Path(options.profile).name.removesuffix(".profile.json")
-        write_whole(options.profile, phases.report(command, artifact).encode())
+        write_whole(options.profile, phases.report(command.removeprefix(_ACTION), artifact).encode())
     return status

@@ -78,12 +78,12 @@ def _compared(
         written = {"spec": specs.to_json(function).encode(), "executable": specs.to_json(spec).encode()}
         for file, content in {**written, "exported": exported, "description": description}.items():
             (folder / file).write_bytes(content)
-        words = [f"--{file}={folder / file}" for file in ("spec", "exported", "description")]
-        words += [f"--on-cpu-of={folder / 'executable'}", f"--output={folder / 'golden'}"]
+        words = [f"--{file}={folder / file}" for file in ("spec", "executable", "exported", "description")]
+        words += [f"--output={folder / 'golden'}"]
         words += [f"--import-root={root}" for root in options.import_root]
         files = {bound["file"] for bound in function.bind.values()}
         words += [f"--weights={file}={Path(options.manifest).parent / file}" for file in sorted(files)]
-        jax.run(["golden", *words])
+        jax.run(["action", "reference", *words])
         tensors = safetensors.read(folder / "golden")
         arrays = {
             path: np.frombuffer(tensor.read(), dtype_of(tensor.aval)).reshape(tuple(map(int, tensor.aval.shape)))

@@ -28,6 +28,12 @@ def write_whole(path: str, data: bytes) -> None:
     write_parts(path, [data])
 
 
+def write_asked(path: str | None, data: bytes | None) -> None:
+    """Write the file of an option that may be left out, if it was given and there is something to write."""
+    if path and data is not None:
+        write_whole(path, data)
+
+
 def write_parts(path: str, parts: Iterable[bytes | memoryview]) -> None:
     """Write to the path of `--output` and the like: a file in one step, anything else directly.
 

@@ -23,7 +23,7 @@ OPTION = "--forks"
 
 
 class Forks:
-    """The process: `with Forks("stagec.cli.golden:preload") as forks: forks.run(["golden", ...])`.
+    """The process: `with Forks("stagec.cli.actions.golden:preload") as forks: forks.run(["action", "golden", ...])`.
 
     It has the variables of actions, and the packages of this process. It imports no model and starts no XLA client, so
     each command begins as in a process of its own.

@@ -6,8 +6,13 @@ import argparse
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from stagec.cli.files import Options, read_text, write_whole
+from stagec.cli.files import Options, read, read_text, write_whole
+from stagec.core.messages.errors import StagecError, mistake
+
+if TYPE_CHECKING:
+    from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -41,6 +46,16 @@ def value(
     return {"help": what, **{key: item for key, item in given.items() if item is not None}}
 
 
+def only_with(what: str, given: object, options: Options, *names: str) -> None:
+    """Raise StagecError if one of some options was given, and not what it is about: it would change nothing.
+
+    what: what they are about; given: whether that is there. names: of the options' values.
+    """
+    for name in names if not given else ():
+        if getattr(options, name) or type(getattr(options, name)) is int:
+            raise mistake(f"--{name.replace('_', '-')} is for {what}: leave it out")
+
+
 IMPORT_ROOTS = {"[--import-root FOLDER]...": "folder below which modules and files are found, the first wins"}
 """Of a command that Bazel gives all of them."""
 MANIFEST_IMPORT_ROOTS = {
@@ -48,15 +63,27 @@ MANIFEST_IMPORT_ROOTS = {
     "(default: this folder)"
 }
 """Of a command that people give a manifest."""
-SOURCES = {
+FUNCTION = {
+    "--spec SPEC": "the function's spec, a JSON file",
+    **IMPORT_ROOTS,
     "[--source FILE]...": "a file that the model may read",
     "[--names FILE]": "a file with the names of more of these, one a line",
-    "[--imports FILE]": "what `stagec imports` wrote of the function",
+    "[--imports FILE]": "what `stagec action imports` wrote of the function",
     "[--unread FILE]": "where to write which of these it did not read, one a line",
+    "[--as-another-machine]": "let this process see another CPU, if this machine can show one",
 }
-"""Of a command that runs a model's code."""
-ANOTHER_MACHINE = {"[--as-another-machine]": "let this process see another CPU, if this machine can show one"}
-"""Of a command that runs a model's code, and must make the same on every machine."""
+"""Of a command that runs a model's code (`tracing`), and must make the same on every machine."""
+EXECUTABLE = {
+    "--spec SPEC": "the executable's spec, a JSON file",
+    "[--label LABEL]": value("what messages call it: the label of a Bazel target", ""),
+}
+"""Of a command that compiles an executable (`compiling`)."""
+PROGRAM = {
+    **EXECUTABLE,
+    "--exported EXPORTED": "the exported artifact to compile",
+    "[--lowered LOWERED]": "what JAX lowered for devices, beside it",
+}
+"""Of one that compiles an exported artifact (`program`)."""
 WEIGHTS = {"[--weights FOLDER]": "the folder with the files of weights beside the bundle (default: its own)"}
 """Of a command that reads a bundle with weights beside it."""
 INVENTORY = {"[--inventory FILE]...": "the inventory of an executable (default: those beside the bundle)"}
@@ -66,19 +93,51 @@ PLUGINS = {"[--plugin PLATFORM=FOLDER]...": "packages that only compiling for th
 
 
 @contextlib.contextmanager
-def telling_unread(options: Options) -> Iterator[None]:
-    """Write what `--unread` asks for when the block has been left without an error.
+def compiling(options: Options) -> Iterator[ExecutableSpec]:
+    """Yield the spec of `EXECUTABLE`, in a process that is ready to compile for its target.
 
-    Raises StagecError if it cannot be written.
+    The block imports what imports jaxlib, and not before. Its errors get the label.
     """
-    if not options.unread:
-        yield
-        return
-    from stagec.core.builds import imports
-    from stagec.frontends.common.reads import Reads
+    from stagec.backends.compilation import backend
+    from stagec.core.builds.specs import executable_spec
 
-    reads = Reads()
-    yield
+    spec = executable_spec(read_text(options.spec))
+    backend(spec.target.platform).prepare_process(spec.target)
+    try:
+        yield spec
+    except StagecError as error:
+        raise error.of(options.label) from error
+
+
+def program(options: Options, spec: ExecutableSpec) -> tuple[bytes, ExecutableSpec, bytes]:
+    """Return what the functions of `building.compilation` take: the files of `PROGRAM`, and the spec between them."""
+    return read(options.exported), spec, read(options.lowered) if options.lowered else b""
+
+
+@contextlib.contextmanager
+def tracing(options: Options) -> Iterator[FunctionSpec]:
+    """Yield the spec of `FUNCTION`, in a process in which its model computes the same on every machine.
+
+    The block imports what imports jaxlib, NumPy or JAX, and not before. When it has been left without an error,
+    `--unread` is written.
+    """
+    from stagec.backends.cpu import eager
+    from stagec.core.builds import imports
+    from stagec.core.builds.specs import function_spec
+
+    if options.as_another_machine:
+        eager.be_another_machine()
+    eager.prepare_process()
+    if options.unread:
+        from stagec.frontends.common.reads import Reads
+
+        eager.find_code()  # it calls native code, which a model does not
+        reads = Reads()
+    spec = function_spec(read_text(options.spec))
+    with eager.computing(spec):
+        yield spec
+    if not options.unread:
+        return
     lines = reads.unread([*options.source, *(read_text(options.names).splitlines() if options.names else ())])
     if options.names:
         looked = imports.from_json(read_text(options.imports))

@@ -22,8 +22,10 @@ def check(spec: FunctionSpec, serialized: bytes, parameters: Sequence[str]) -> d
     serialized: the exported artifact. parameters: names of the function's parameters, as a `Call` has them.
     Raises StagecError for padding, bound weights, names and states that do not fit.
     """
-    exported = Exported.deserialize(serialized)
     bound: dict[str, str] = {}
+    if not (spec.padding or spec.bind or spec.serve):
+        return bound
+    exported = Exported.deserialize(serialized)
     _refuse(spec, _faults_of_padding(spec, exported))
     _refuse(spec, _faults_of_weights(spec, exported, parameters, bound))
     call = Call(

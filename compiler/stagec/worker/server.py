@@ -34,7 +34,7 @@ from stagec.worker.protocol import Request, Requests, Response
 
 _COMPILER = os.path.abspath(__file__).removesuffix("/stagec/worker/server.py")
 _SOURCES = f"{_COMPILER}/stagec/", f"{_COMPILER}/extensions/"
-_IN_PLACE = ("bundle",)
+_IN_PLACE = ("action bundle",)
 """Commands that work in the execution root, with the files of the machine: they run no code of a model's, and open what
 their arguments name. To give a bundle its thousands of inputs took longer than to write it."""
 _COPIED = 64 << 20

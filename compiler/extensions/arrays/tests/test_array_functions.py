@@ -67,17 +67,18 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(workspace: Path, function: FunctionSpec, *words: str) -> str:
+def run(workspace: Path, function: FunctionSpec, *words: str, action: str = "export") -> str:
     (workspace / "f.spec").write_text(to_json(function))
     environment = {"PYTHONPATH": os.pathsep.join([str(workspace), action_environment()["PYTHONPATH"]])}
-    done = command("export", "--spec", "f.spec", "--import-root", ".", *words, cwd=workspace, env=environment)
+    done = command("action", action, "--spec", "f.spec", "--import-root", ".", *words, cwd=workspace, env=environment)
     return done.stderr
 
 
 def test_it_is_exported_without_jax(workspace: Path) -> None:
     function = spec(entry="pkg.model:scaled", frontend="arrays", args=["f32[batch,3]"], static={"by": 2.0}, vjp_order=1)
-    texts = "--debug-output", "out/debug.mlir", "--jaxpr", "out/f.txt"
-    assert run(workspace, function, "--output", "out/f.exported", "--description", "out/f.json", *texts) == ""
+    assert run(workspace, function, "--output", "out/f.exported", "--description", "out/f.json") == ""
+    assert run(workspace, function, "--output", "out/debug.mlir", action="locations") == ""
+    assert run(workspace, function, "--output", "out/f.txt", action="jaxpr") == ""
     exported = Exported.deserialize((workspace / "out/f.exported").read_bytes())
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_allclose(exported.call(x)["y"], np.tanh(x) * 2, 1e-6)

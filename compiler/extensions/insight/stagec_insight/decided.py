@@ -53,7 +53,7 @@ def check(
             stem = ".".join(filter(None, (name, target, bucket_name(built["bucket"]))))
             module = (programs or {}).get(stem) or _module(of, archive[built["executable"]])
             if not module:
-                what = f"the executable does not say it; write --hlo {stem}=FILE, of stagec compile --hlo-proto"
+                what = f"the executable does not say it; write --hlo {stem}=FILE, of output group hlo_proto"
                 yield goldens.Refused(name, target, what)
                 continue
             description = describe(index, name, built, archive[built["description"]])

@@ -48,7 +48,7 @@ def test_a_reason_names_the_lines_of_the_model(served: Path, tmp_path: Path) -> 
     lines = (source / "served.py").read_text("utf-8").splitlines()
     number = next(number for number, line in enumerate(lines, 1) if "x.mean(axis=0)" in line)
     spec, debug = served.with_name("served.centred.spec"), tmp_path / "served.centred.debug.mlir"
-    checked("export", "--spec", spec, "--debug-output", debug, "--import-root", source, cwd=source)
+    checked("action", "locations", "--spec", spec, "--output", debug, "--import-root", source, cwd=source)
     with stagec.load(place) as bundle:
         assert f" (in served.py:{number}); if they are" in Model(bundle["centred"], "1", "batch").alone
 

@@ -190,7 +190,7 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
             raise CannotCompile(what, "autotuning", autotuning.REFRESH)
     if _kept and _kept != [target.autotuning_results]:
         what = "this process has compiled with other results of autotuning, which XLA keeps"
-        raise CannotCompile(what, "autotuning", "compile in a separate process, as stagec compile does")
+        raise CannotCompile(what, "autotuning", "compile in a separate process, as stagec action compile does")
     _kept.extend([target.autotuning_results] if results and not _kept else [])
     return results
 

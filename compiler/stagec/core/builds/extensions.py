@@ -24,7 +24,8 @@ class Extension:
 
     name: of its folder in compiler/extensions; `package` is the name of its Python package.
     about: what it does.
-    commands: its commands, each a module of `package.commands`, with a sentence for `stagec help`.
+    commands: its commands, each a module of `package.commands`, with a sentence for the help. "action NAME" is one that
+        only Bazel runs.
     """
 
     name: str
@@ -74,7 +75,7 @@ EXTENSIONS = (
         "pages, profiles and timelines, and what compilers decided for devices",
         {
             "report": "Write a page about a bundle, or about two side by side.",
-            "timeline": "Estimate what a device does when in a call of an executable, as a trace for Perfetto.",
+            "action timeline": "Estimate what a device does when in a call of an executable, as a trace for Perfetto.",
             "profile": "Show where the time of a build went, by actions and phases.",
             "emulate": "Run on CPUs what compilers decided for devices, and compare the results with golden outputs.",
             "autotune": "Time kernels on the NVIDIA devices of this machine, for the targets of a manifest.",

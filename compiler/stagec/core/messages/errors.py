@@ -105,7 +105,7 @@ _EXTRA = {
 def missing_package(error: ImportError, user: str) -> str | None:
     """Return the sentence for a package that stagec's wheel or an extra of it brings; None for any other import.
 
-    user: who needs it, such as "stagec plan".
+    user: who needs it, such as "stagec init".
     """
     package = _EXTRA.get((error.name or "").partition(".")[0])
     if package is None:

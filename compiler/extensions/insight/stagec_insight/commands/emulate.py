@@ -9,7 +9,7 @@ OPTIONS = {
     "bundle": "the bundle (.aot)",
     "[functions ...]": "names of functions with golden inputs (default: all)",
     "[--hlo EXECUTABLE=FILE]...": "the program of an executable that does not have it, such as mlp.v5e-2x2, as "
-    "stagec compile --hlo-proto writes it",
+    "output group hlo_proto has it",
     "[--platform PLATFORM]": "executables for this platform alone, such as cuda",
     **WEIGHTS,
 }

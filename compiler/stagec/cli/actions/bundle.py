@@ -21,9 +21,9 @@ OPTIONS = {
     "[--export NAME:FILE:SPEC[:DESCRIPTION]]...": "an exported artifact, its function's spec and what it was made from",
     "[--executable NAME:FILE:DESCRIPTION:MODULE]...": "an executable, its description and its StableHLO module",
     "[--weights NAME=FILE]...": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
-    "[--external-weights NAME=FILE.json]...": "one that stays beside the bundle, as stagec describe-weights has it",
+    "[--external-weights NAME=FILE.json]...": "one that stays beside the bundle: what describe-weights wrote",
     "[--serves jaxlib==VERSION]...": "a jaxlib of the fleet: without an executable of it, no bundle is written",
-    "[--golden NAME=FILE]...": "golden inputs and outputs of the exported artifact NAME, as stagec golden writes them",
+    "[--golden NAME=FILE]...": "golden inputs and outputs of the exported artifact NAME: what golden wrote",
 }
 
 

@@ -1,4 +1,4 @@
-"""`stagec size`: what takes the space of a bundle, and the limit on it."""
+"""`stagec inspect --sizes`: what takes the space of a bundle, and the limit on it."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,15 @@ from tests.building import checked, stagec
 
 def test_size_tells_what_takes_the_space(zoo: Path) -> None:
     size = zoo.stat().st_size
-    lines = checked("size", zoo).splitlines()
+    lines = checked("inspect", zoo, "--sizes").splitlines()
     assert lines[0] == f"zoo: {size:,} bytes"
     assert any(line.endswith("executables of factorize") for line in lines)
-    parts = json.loads(checked("size", zoo, "--json"))["parts"]
+    parts = json.loads(checked("inspect", zoo, "--sizes", "--json"))["parts"]
     assert sum(part["bytes"] for part in parts) == size
-    assert checked("size", zoo, "--most", str(size)).startswith(f"zoo: {size:,} bytes, within the limit of {size:,} ")
-    done = stagec("size", zoo, "--most", str(size - 1), "--rows", "1")
+    assert checked("inspect", zoo, "--sizes", "--most", str(size)).startswith(
+        f"zoo: {size:,} bytes, within the limit of {size:,} "
+    )
+    done = stagec("inspect", zoo, "--sizes", "--most", str(size - 1), "--rows", "1")
     assert done.returncode == 1
     assert done.stdout.startswith(
         f"FAILED  zoo: {size:,} bytes, over the limit of {size - 1:,} (manifest.bundle_size)\n"
@@ -23,10 +25,10 @@ def test_size_tells_what_takes_the_space(zoo: Path) -> None:
 
 def test_size_shows_the_largest_first(zoo: Path) -> None:
     """Also where that is of no function: of many small ones, descriptions and the index take most."""
-    parts = [part["bytes"] for part in json.loads(checked("size", zoo, "--json"))["parts"]]
+    parts = [part["bytes"] for part in json.loads(checked("inspect", zoo, "--sizes", "--json"))["parts"]]
     assert parts == sorted(parts, reverse=True)
-    _, first, more = checked("size", zoo, "--rows", "1").splitlines()
-    shown = checked("size", zoo, "--rows", str(len(parts))).splitlines()
+    _, first, more = checked("inspect", zoo, "--sizes", "--rows", "1").splitlines()
+    shown = checked("inspect", zoo, "--sizes", "--rows", str(len(parts))).splitlines()
     assert first.split() == shown[1].split()
     assert len(shown) == 1 + len(parts)
     assert more.endswith(f" {len(parts) - 1} more")

@@ -23,9 +23,7 @@ def run(options: Options) -> Answer:
 
     with blaming(options.weights, what="not a safetensors file: "):
         described = external.describe(options.weights)
-    starts = [array["start"] % external.ALIGNMENT for array in described["arrays"].values()]
-    if copied := sum(map(bool, starts)):
-        what = f"{copied} of {len(starts)} arrays do not start at a multiple of {external.ALIGNMENT} bytes"
-        print(f"{options.weights}: {what}: a CPU copies them instead of sharing the file", file=sys.stderr)
+    if copied := external.copied(described["arrays"]):
+        print(f"{options.weights}: {copied}", file=sys.stderr)
     write_whole(options.output, f"{json.dumps(described)}\n".encode())
     return Answer(described)

@@ -13,8 +13,8 @@ from stagec.jaxcache import jax_entries
 
 OPTIONS = {
     "[--manifest MANIFEST]": value("what messages call the manifest", ""),
-    "[--entry NAME:ENTRY:EXECUTABLE]...": "an executable of the manifest, and the two files that stagec "
-    "compile --jax-key wrote",
+    "[--entry NAME:ENTRY:EXECUTABLE]...": "an executable of the manifest, and the two files that stagec action "
+    "jax-compile wrote",
     "[--layer FILE]": "where to write the folder as a .tar file, for an image",
     "--output FOLDER": "the folder to write",
 }
@@ -37,7 +37,7 @@ def run(options: Options) -> Answer:
     entries = []
     Path(options.output).mkdir(parents=True, exist_ok=True)
     for name, described, executable in (split(text, 3) for text in options.entry):
-        with blaming(described, "let stagec compile write it again"):
+        with blaming(described, "let stagec action jax-compile write it again"):
             listed = jax_entries.read(read_text(described))
         if not any(entry.names.get(compression) for entry in listed for compression in jax_entries.COMPRESSIONS):
             what = f"{name} has no entry, and a program that calls it would compile"
