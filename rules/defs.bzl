@@ -7,6 +7,7 @@ load("//rules/private:executable.bzl", _aot_executable = "aot_executable")
 load("//rules/private:export.bzl", _aot_export = "aot_export")
 load("//rules/private:image.bzl", _aot_image = "aot_image", _aot_push = "aot_push")
 load("//rules/private:jax_cache.bzl", _aot_jax_cache = "aot_jax_cache")
+load("//rules/private:programs.bzl", _aot_programs = "aot_programs")
 load("//rules/private:provenance.bzl", _aot_provenance = "aot_provenance")
 load("//rules/private:pytest_test.bzl", _pytest_test = "pytest_test")
 load("//rules/private:python_interpreter.bzl", _python_interpreter = "python_interpreter")
@@ -21,6 +22,7 @@ aot_executable = _aot_executable
 aot_export = _aot_export
 aot_image = _aot_image
 aot_jax_cache = _aot_jax_cache
+aot_programs = _aot_programs
 aot_provenance = _aot_provenance
 aot_push = _aot_push
 aot_reproducibility_test = _aot_reproducibility_test

@@ -174,6 +174,19 @@ PACKAGES: Mapping[str, Package] = {
         "stages trust",
         "jaxlib",
     ),
+    "stagec_rehearse.commands": _package(
+        "`stagec rehearse`, `action program-spec`",
+        "cli core hardware stagec_rehearse",
+    ),
+    "stagec_rehearse.start": _package(
+        "what Python imports first in a program that is rehearsed",
+        "stagec_rehearse",
+    ),
+    "stagec_rehearse": _package(
+        "a program on devices that are not there: a virtual driver, and what JAX compiles",
+        "building core frontends.common frontends.jax hardware jaxcache manifest",
+        "jax jaxlib",
+    ),
     "stagec_arrays.frontend": _package(
         "a function of arrays to an Exported, for manifests and for `stagec.jit`",
         "core frontends.common pjrt stagec_arrays stagec_arrays.namespace stagec_arrays.numpy "

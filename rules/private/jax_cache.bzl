@@ -30,8 +30,18 @@ def _key(ctx, export, executable, committed):
     )
     return key
 
-def _entry(ctx, executable, key, machines):
-    """Declares the compiled executable, and the names that it has in the cache."""
+def jax_cache_entry(ctx, executable, key, machines = []):
+    """Declares an executable of a key, and the names that it has in the cache.
+
+    Args:
+      ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
+      executable: struct or AotExecutableInfo: `name`, `spec` (File) and `plugin` (PythonEnvironmentInfo or None).
+      key: File, what JAX looks it up by, which has the module to compile.
+      machines: list of string, fingerprints of machines to name it for.
+
+    Returns:
+      string and list of File: what `jax_cache_folder` takes.
+    """
     prefix = "%s/%s" % (ctx.label.name + ".parts", executable.name)
     compiled = ctx.actions.declare_file(prefix + ".xla")
     names = ctx.actions.declare_file(prefix + ".json")
@@ -52,25 +62,28 @@ def _entry(ctx, executable, key, machines):
         outputs = [compiled, names],
         plugin = executable.plugin,
     )
-    return names, compiled
+    return executable.name, [names, compiled]
 
-def _aot_jax_cache_impl(ctx):
-    exports = {target[AotExportInfo].name: target[AotExportInfo] for target in ctx.attr.exports}
+def jax_cache_folder(ctx, manifest, entries):
+    """Declares the folder with all entries, and the same as a layer of an image.
+
+    Args:
+      ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
+      manifest: string, what messages call the file that lists the programs.
+      entries: list of what `jax_cache_entry` returns.
+
+    Returns:
+      list of providers.
+    """
     folder = ctx.actions.declare_directory(ctx.label.name)
     layer = ctx.actions.declare_file(ctx.label.name + ".tar")
     arguments = ctx.actions.args()
-    arguments.add("--manifest=" + ctx.attr.manifest)
+    arguments.add("--manifest=" + manifest)
     arguments.add("--output", folder.path)
     arguments.add("--layer", layer)
     inputs = []
-    for target in ctx.attr.executables:
-        executable = target[AotExecutableInfo]
-        if executable.export not in exports:
-            fail("%s: %s is of %s, which is not in exports" % (ctx.label, target.label, executable.export))
-        name = target.label.name
-        key = _key(ctx, exports[executable.export], executable, ctx.attr.committed.get(name, []))
-        files = _entry(ctx, executable, key, ctx.attr.machines.get(name, []))
-        arguments.add("--entry", ":".join([executable.name] + [file.path for file in files]))
+    for name, files in entries:
+        arguments.add("--entry", ":".join([name] + [file.path for file in files]))
         inputs.extend(files)
     compiler_action(
         ctx,
@@ -87,6 +100,18 @@ def _aot_jax_cache_impl(ctx):
         OutputGroupInfo(layer = depset([layer])),
         AotJaxCacheInfo(folder = folder, layer = layer),
     ]
+
+def _aot_jax_cache_impl(ctx):
+    exports = {target[AotExportInfo].name: target[AotExportInfo] for target in ctx.attr.exports}
+    entries = []
+    for target in ctx.attr.executables:
+        executable = target[AotExecutableInfo]
+        if executable.export not in exports:
+            fail("%s: %s is of %s, which is not in exports" % (ctx.label, target.label, executable.export))
+        name = target.label.name
+        key = _key(ctx, exports[executable.export], executable, ctx.attr.committed.get(name, []))
+        entries.append(jax_cache_entry(ctx, executable, key, ctx.attr.machines.get(name, [])))
+    return jax_cache_folder(ctx, ctx.attr.manifest, entries)
 
 aot_jax_cache = rule(
     implementation = _aot_jax_cache_impl,

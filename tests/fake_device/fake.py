@@ -15,6 +15,7 @@ from pathlib import Path
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.hardware import autotuning, cuda_devices
 from stagec.pjrt import compatibility
+from stagec_rehearse import driver
 from tests import building
 from tests.building import COMPILER, ROOT
 
@@ -84,16 +85,12 @@ def install(folder: Path, platform: str = "cuda") -> dict[str, str]:
 
 
 def install_driver(folder: Path) -> dict[str, str]:
-    """Put a fake driver of NVIDIA's into a folder. XLA's plugin for CUDA is the real one, of the installed packages.
+    """Put the virtual driver of rehearsals into a folder. XLA's plugin for CUDA is the real one, of installed packages.
 
-    Returns the environment, as `install` does; variables of fake_driver.c say how the driver behaves.
+    Returns the environment, as `install` does; variables of the driver say how it behaves.
     """
-    library = folder / "stagec_fake_driver.so"
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(["gcc", *flags, str(HERE / "fake_driver.c"), "-o", str(library)], check=True)
     (folder / "lib").mkdir()
-    for name in ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1", *_LIBRARIES):
-        (folder / "lib" / name).symlink_to(library)
+    driver.install(cuda_devices.read(tomllib.loads((HERE / "device.toml").read_text())), folder / "lib")
     plugin = folder / "jax_plugins" / "stagec_fake_driver" / "__init__.py"
     plugin.parent.mkdir(parents=True)
     shutil.copy(HERE / "jax_driver.py", plugin)
@@ -116,7 +113,7 @@ def _found(folder: Path, platform: str) -> dict[str, str]:
         slot.mkdir(parents=True)
         (slot / "vendor").write_text(vendor)
         (slot / "device").write_text(min(devices))
-    foreign = ("JAX_", "PYTHON", "STAGEC_FAKE_", "XLA_")
+    foreign = ("JAX_", "PYTHON", "STAGEC_FAKE_", "STAGEC_VIRTUAL_", "XLA_")
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(foreign)},
         "PYTHONPATH": os.pathsep.join([str(folder), str(COMPILER), str(ROOT), *filter(None, sys.path)]),
@@ -132,8 +129,10 @@ def _version(versions: Mapping[str, str]) -> str:
 def run(
     *words: str | Path, environment: Mapping[str, str], cwd: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python there, with variables of fake_device.cc: failure="lost" is STAGEC_FAKE_FAILURE=lost."""
-    more = {f"STAGEC_FAKE_{name.upper()}": value for name, value in variables.items()}
+    """Run Python there, with variables of what was installed: failure="lost" is STAGEC_FAKE_FAILURE=lost."""
+    more = {
+        f"STAGEC_{which}_{name.upper()}": value for name, value in variables.items() for which in ("FAKE", "VIRTUAL")
+    }
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=cwd, env={**environment, **more}, capture_output=True, text=True, timeout=300)
 

@@ -6,13 +6,20 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from stagec.core.messages.errors import StagecError, mistake
+from stagec.core.messages.errors import mistake
 from stagec.hardware.cuda_devices import Device
 
-LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9")
+LIBRARIES = (
+    "libcuda.so.1",
+    "libcudart.so.13",
+    "libnvidia-ml.so.1",
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+    "libcudnn.so.9",
+)
 """What the driver is at once, under these names."""
-_BUS = 64
-"""Bits of the bus to the memory; XLA computes the bandwidth from it and the memory's clock, and looks at neither alone."""
+_BUS = 6144
+"""Bits of the bus to the memory. XLA multiplies it and the memory's clock, and looks at neither alone."""
 _FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 
 
@@ -32,9 +39,10 @@ def install(device: Device, folder: Path) -> None:
         f"-DDEVICE_ATTRIBUTES={attributes}",
     )
     source = Path(__file__).with_name("driver.c")
-    done = subprocess.run([compiler, *_FLAGS, *defined, source, "-o", library], capture_output=True, text=True)
+    command = [compiler, *_FLAGS, *defined, str(source), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise StagecError(mistake(f"{compiler} does not compile the virtual driver: {done.stderr.strip()}"))
+        raise mistake(f"{compiler} does not compile the virtual driver: {done.stderr.strip()}")
     for name in LIBRARIES:
         (folder / name).symlink_to(library.name)
 

@@ -34,6 +34,7 @@ from jaxlib.mlir import ir
 
 from stagec.frontends.common import patched
 from stagec.frontends.jax import cache_keys
+from stagec.jaxcache import jax_entries
 from stagec_rehearse import FOLDER, standing_in
 from stagec_rehearse.driver import LIBRARIES
 
@@ -49,8 +50,9 @@ _SETTINGS = {
 }
 """Settings that change what JAX compiles, and that programs set, with JAX's defaults."""
 _IS_CUDA = os.environ.get(f"{FOLDER}_PLATFORM") == "cuda"
-_QUICK = (("xla_gpu_autotune_level", "0"),)
-"""XLA times no kernels: there is nothing to time on a virtual device, and it took 22 of 23 s of a training step."""
+_QUICK = (("xla_gpu_autotune_level", "0"), ("xla_gpu_enable_command_buffer", ""))
+"""XLA times no kernels: there is nothing to time on a virtual device, and it took 22 of 23 s of a training step. And it
+launches each kernel by itself, which asks less of the driver than a graph of all. A key has neither."""
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w]+)(?:<.*>)?>")
 
 
@@ -71,7 +73,7 @@ def start() -> None:
             _clear(results)
         return results
 
-    pxla.ExecuteReplicated.__call__ = counted
+    pxla.ExecuteReplicated.__call__ = counted  # type: ignore[method-assign]
     if _IS_CUDA:
         hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
         for name in LIBRARIES:  # before JAX loads NVIDIA's own: the first of a name is the one that XLA gets
@@ -137,11 +139,11 @@ class _Observer:
         row: dict[str, Any] = {"line": _line(sys._getframe(1))}
         try:
             row |= _described(computation)
-            key = cache_keys.recorded(
-                lambda: compilation_cache.get_cache_key(computation, devices, options, backend)
-            )
-            key = dataclasses.replace(key, mesh=_mesh(computation) or [int(devices.size)])
-            row |= {"key": key.name(), "hex": key.to_bytes().hex()}
+            key = cache_keys.recorded(lambda: compilation_cache.get_cache_key(computation, devices, options, backend))
+            # What is of this machine, or of its packages, is no part of what is written.
+            plain = {jax_entries.TOPOLOGY: b"", jax_entries.COMPRESSION: b"zlib"}
+            key = dataclasses.replace(key.with_parts(plain), mesh=_mesh(computation) or [int(devices.size)])
+            row["hex"] = key.to_bytes().hex()
             settings = ((name, str(getattr(jax.config, name))) for name in _SETTINGS)
             row["settings"] = {name: value for name, value in settings if value != _SETTINGS[name]}
             row["options"] = {name: str(value) for name, value in options.env_option_overrides}
@@ -235,7 +237,11 @@ def _described(module: ir.Module) -> dict[str, Any]:
             for name in ("sdy.sharding", "mhlo.sharding")
             if name in held and "@empty_mesh" not in str(held[name])
         },
-        "mesh": [str(each) for each in module.body.operations if each.operation.name == "sdy.mesh" and "empty_mesh" not in str(each)],
+        "mesh": [
+            str(each)
+            for each in module.body.operations
+            if each.operation.name == "sdy.mesh" and "empty_mesh" not in str(each)
+        ],
         "constants": [*_constants(module)],
     }
 
@@ -262,28 +268,29 @@ def _main(module: ir.Module) -> tuple[Any, list[Any]]:
 
 def _aval(type_: ir.Type) -> str:
     """Return "f32[8,64]" for tensor<8x64xf32>."""
-    found = _TENSOR.fullmatch(str(type_))
-    if not found:
+    match = _TENSOR.fullmatch(str(type_))
+    if not match:
         return str(type_)
-    dtype = {"i1": "bool"}.get(found[2], found[2].replace("ui", "u"))
-    return f"{dtype}[{','.join(found[1].split('x')[:-1])}]"
+    dtype = {"i1": "bool"}.get(match[2], match[2].replace("ui", "u"))
+    return f"{dtype}[{','.join(match[1].split('x')[:-1])}]"
 
 
 def _constants(module: ir.Module) -> Iterator[dict[str, Any]]:
     """Yield the large constants of a module: their bytes, and what JAX knows of their line."""
-    found: list[dict[str, Any]] = []
+    large: list[dict[str, Any]] = []
 
     def visit(operation: Any) -> ir.WalkResult:
         if operation.name == "stablehlo.constant":
             value = operation.attributes["value"]
             if isinstance(value, ir.DenseElementsAttr) and not value.is_splat:
-                size = memoryview(value).nbytes if not str(value.type).endswith("xi1>") else 0
+                # MLIR has no view of bits.
+                size = 0 if "xi1>" in str(value.type) else memoryview(value).nbytes  # type: ignore[arg-type]
                 if size > _LARGE:
-                    found.append({"bytes": size, "aval": _aval(value.type)})
+                    large.append({"bytes": size, "aval": _aval(value.type)})
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    yield from found
+    yield from large
 
 
 def _measured(executable: Any) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from stagec.core.messages.errors import Problem, StagecError, blaming
 from stagec.building.limits import in_bytes
+from stagec.core.messages.errors import Problem, StagecError, blaming
 from stagec.manifest import toml, values
 
 NAME = "programs.toml"
@@ -28,8 +28,7 @@ class Program:
     settings: JAX's, where they are not the default. options: of `jax.jit(compiler_options=...)`.
     devices: how many run it. runs: how often they did. compiled: how often JAX compiled it.
     constants: those of more than a megabyte that are part of it, each with its aval and bytes.
-    key: the name of its entry in JAX's cache on the virtual device. file: the digest of its key's file; "" if its key is
-    not known.
+    file: the digest of its key's file; "" if its key is not known.
     seconds, bytes, flops: what its compilation took here, and XLA's own figures; no part of programs.toml.
     not_run: what it calls that a virtual device lacks, so a program of zeros ran instead; "" if it ran.
     error: the first line of what XLA said where it could not compile it.
@@ -48,7 +47,6 @@ class Program:
     runs: int = 0
     compiled: int = 1
     constants: Sequence[Mapping[str, Any]] = ()
-    key: str = ""
     file: str = ""
     seconds: float = 0.0
     bytes: int = 0
@@ -59,11 +57,16 @@ class Program:
 
 _MEASURED = ("seconds", "bytes", "flops")
 _KEPT = [each.name for each in fields(Program) if each.name not in _MEASURED]
+_KINDS: dict[str, type] = {
+    name: {"str": str, "int": int, "Map": dict, "Seq": list}[str(each.type)[:3]]
+    for each in fields(Program)
+    if (name := each.name) in _KEPT
+}
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run of a program: on which virtual devices, with which versions, and what it compiled, by name, line and key."""
+    """A run of a program: the virtual devices, the versions, and what it compiled, by name, line and key."""
 
     device: str
     devices: int
@@ -73,8 +76,8 @@ class Rehearsal:
 
 
 def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
-    """Read what the processes of a program wrote; return the programs, sorted, and the files of their keys by digest."""
-    found: dict[tuple[str, str, str], Program] = {}
+    """Read what the processes of a program wrote; return the programs, sorted, and their keys' files by digest."""
+    listed: dict[tuple[str, str, str], Program] = {}
     files: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.rows")):
         runs = path.with_suffix(".runs").read_bytes()
@@ -93,15 +96,15 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
             (count,) = struct.unpack_from("<Q", runs, 8 * index) if 8 * index < len(runs) else (0,)
             program = replace(program, runs=count)
             where = (program.name, program.line, program.file or text)
-            if before := found.get(where):
+            if before := listed.get(where):
                 program = replace(
                     before,
                     runs=before.runs + count,
                     compiled=before.compiled + 1,
                     seconds=before.seconds + program.seconds,
                 )
-            found[where] = program
-    return [found[where] for where in sorted(found)], files
+            listed[where] = program
+    return [listed[where] for where in sorted(listed)], files
 
 
 def to_toml(rehearsal: Rehearsal) -> str:
@@ -141,14 +144,38 @@ def _value(value: Any) -> str:
 
 
 def read(path: str) -> Rehearsal:
-    """Read a programs.toml. Raises StagecError, naming the file, for anything else."""
+    """Read a programs.toml. Raises StagecError, naming the file and the key, for anything else."""
     with blaming(path):
         data = toml.parse(Path(path).read_text("utf-8"))
-        if data.get("format") != FORMAT:
-            write = f"let stagec rehearse write it again; this stagec reads format {FORMAT}"
-            raise StagecError(Problem(path, "format", f"{data.get('format')!r} is not a format of programs", write))
-        rows = [Program(**{name: row[name] for name in _KEPT if name in row}) for row in data.get("programs", [])]
-        return Rehearsal(data["device"], data["devices"], data["versions"], rows, data.get("budget", {}))
+    if data.get("format") != FORMAT:
+        write = f"let stagec rehearse write it again; this stagec reads format {FORMAT}"
+        raise StagecError(Problem(path, "format", f"{data.get('format')!r} is not a format of programs", write))
+    rows = data.get("programs", [])
+    kinds = {"format": int, "device": str, "devices": int, "versions": dict, "budget": dict, "programs": list}
+    faults = [*_faults(data, kinds, ("device", "devices", "versions"), "")]
+    for number, row in enumerate(rows if isinstance(rows, list) else ()):
+        faults += _faults(row, _KINDS, ("name", "line"), f"programs[{number}].") if isinstance(row, dict) else ()
+    if faults:
+        write = "let stagec rehearse write it again; only the table budget is yours"
+        raise StagecError(*(Problem(path, key, what, write) for key, what in faults))
+    listed = [Program(**row) for row in rows]
+    return Rehearsal(data["device"], data["devices"], data["versions"], listed, data.get("budget", {}))
+
+
+def _faults(
+    row: Mapping[str, Any], kinds: Mapping[str, type], needed: Sequence[str], where: str
+) -> Iterator[tuple[str, str]]:
+    for name in needed:
+        if name not in row:
+            yield f"{where}{name}", "missing key"
+    for name, value in row.items():
+        if name not in kinds:
+            yield f"{where}{name}", "unknown key"
+        elif not isinstance(value, kinds[name]) or isinstance(value, bool):
+            yield f"{where}{name}", f"{value!r} is not {_SAY[kinds[name]]}"
+
+
+_SAY = {str: "a string", int: "a whole number", list: "an array", dict: "a table"}
 
 
 def write(rehearsal: Rehearsal, files: Mapping[str, bytes], folder: Path) -> None:
@@ -184,7 +211,7 @@ def _reason(group: Sequence[Program]) -> str:
     ]
     if differ:
         position, avals = max(differ, key=lambda each: len(set(each[1])))
-        distinct = list(dict.fromkeys(avals))
+        distinct = sorted(set(avals), key=lambda aval: (len(aval), aval))
         shown = ", ".join(distinct[:3]) + (", ..." if len(distinct) > 3 else "")
         return f"argument {position} is another aval each time: {shown}"
     return "its arguments are the same, so a static argument or a constant in it differs"
@@ -207,7 +234,7 @@ def changes(before: Rehearsal, now: Rehearsal) -> list[str]:
         gone = [each for each in were if each.file not in {other.file for other in are}]
         come = [each for each in are if each.file not in {other.file for other in were}]
         pairs = list(zip(gone, come, strict=False))
-        lines += [f"changed: {_shown(one)}: {_difference(other, one)}" for other, one in pairs]
+        lines += [f"changed: {_shown(now_)}: {_difference(before_, now_)}" for before_, now_ in pairs]
         lines += [f"gone: {_shown(each)}" for each in gone[len(pairs) :]]
         lines += [f"new: {_shown(each)}" for each in come[len(pairs) :]]
     return lines
@@ -227,9 +254,9 @@ def _shown(program: Program) -> str:
 def _difference(before: Program, now: Program) -> str:
     told = []
     for name in ("arguments", "results", "donated", "shardings", "mesh", "settings", "options", "devices"):
-        one, other = asdict(before)[name], asdict(now)[name]
-        if list(one) != list(other) if isinstance(one, tuple | list) else one != other:
-            told.append(f"{name} were {one}, and are {other}")
+        was, is_now = asdict(before)[name], asdict(now)[name]
+        if list(was) != list(is_now) if isinstance(was, tuple | list) else was != is_now:
+            told.append(f"{name} were {was}, and are {is_now}")
     return "; ".join(told) or "its operations, or its constants"
 
 

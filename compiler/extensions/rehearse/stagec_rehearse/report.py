@@ -70,7 +70,10 @@ def _row(program: Program) -> tuple[str, ...]:
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [cell.rjust(width) if place < 4 else cell.ljust(width) for place, (cell, width) in enumerate(zip(row, widths, strict=True))]
+    return [
+        cell.rjust(width) if place < 4 else cell.ljust(width)
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
 
 
 def _where(program: Program) -> str:

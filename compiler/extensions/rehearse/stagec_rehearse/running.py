@@ -49,6 +49,7 @@ def environment(device: str, devices: int, folder: Path) -> dict[str, str]:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER: str(folder)}
     # What JAX has kept of another run is not compiled in this one.
     variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    variables.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of shardings of the programs that stand in
     if device == CPU:
         return {**variables, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), f"{FOLDER}_PLATFORM": "cpu"}
     described = cuda.device(device)
@@ -126,6 +127,6 @@ def _innermost(stack: str) -> str:
 def versions(folder: Path) -> dict[str, str]:
     """Return the versions of the packages that decide what is compiled, as the program's processes told them."""
     for path in sorted(folder.glob("*.versions")):
-        found: dict[str, str] = json.loads(path.read_text("utf-8"))
-        return found
+        told: dict[str, str] = json.loads(path.read_text("utf-8"))
+        return told
     return {}

@@ -26,12 +26,14 @@ _KEPT = ("tf.aliasing_output", "jax.buffer_donor")
 def needs(executable: Any) -> str:
     """Return what an executable calls that a virtual device lacks; "" if it can run."""
     for module in executable.hlo_modules():
-        if found := _OTHERS.search(module.to_string()):
-            return found[0].strip().removeprefix("custom_call_target=").strip('"(')
+        if match := _OTHERS.search(module.to_string()):
+            return match[0].strip().removeprefix("custom_call_target=").strip('"(')
     return ""
 
 
-def stand_in(executable: Any, module: ir.Module, main: Any, arguments: Any, backend: Any, devices: Any, options: Any) -> Any:
+def stand_in(
+    executable: Any, module: ir.Module, main: Any, arguments: Any, backend: Any, devices: Any, options: Any
+) -> Any:
     """Compile the program of zeros with the shardings that `executable` has.
 
     main: the function of `module`. arguments: its arguments' attributes.
@@ -45,7 +47,8 @@ def stand_in(executable: Any, module: ir.Module, main: Any, arguments: Any, back
         attributes += [_sharding(taken[position])] if taken else []
         parameters.append(f"%arg{position}: {type_} {{{', '.join(attributes)}}}")
     results = [
-        f"{type_} {{{_sharding(given[position])}}}" if given else f"{type_}" for position, type_ in enumerate(function.results)
+        f"{type_} {{{_sharding(given[position])}}}" if given else f"{type_}"
+        for position, type_ in enumerate(function.results)
     ]
     body = [f"%r{position} = {_zeros(type_)}" for position, type_ in enumerate(function.results)]
     returned = ", ".join(f"%r{position}" for position in range(len(results)))
@@ -58,6 +61,7 @@ module @"{names}" attributes {{mhlo.num_partitions = {options.num_partitions} : 
 }}"""
     with module.context:
         made = ir.Module.parse(text)
+    options.executable_build_options.use_shardy_partitioner = False  # XLA says shardings of an executable as GSPMD's
     options.executable_build_options.allow_spmd_sharding_propagation_to_output = [False]
     options.executable_build_options.allow_spmd_sharding_propagation_to_parameters = [False]
     return compiler.backend_compile_and_load(backend, made, devices, options, [])
@@ -70,7 +74,7 @@ def _sharding(sharding: Any) -> str:
 def _zeros(type_: ir.Type) -> str:
     if str(type_) == "!stablehlo.token":
         return "stablehlo.create_token : !stablehlo.token"
-    found = _TYPE.fullmatch(str(type_))
-    element = found[1] if found else ""
+    match = _TYPE.fullmatch(str(type_))
+    element = match[1] if match else ""
     zero = "(0.0,0.0)" if element.startswith("complex") else "0.0" if element.startswith(("f", "bf")) else "0"
     return f"stablehlo.constant dense<{'false' if element == 'i1' else zero}> : {type_}"

@@ -86,6 +86,7 @@ EXTENSIONS = (
         "programs on devices that are not there",
         {
             "rehearse": "Run a JAX program on devices that are not there, and list all that it compiles.",
+            "action program-spec": "Write the spec with which to compile the programs of a rehearsal.",
         },
     ),
 )

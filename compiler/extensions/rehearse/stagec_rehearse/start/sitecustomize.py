@@ -12,7 +12,9 @@ from types import ModuleType
 class _AfterJax(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports JAX as Python would have, and then observes it."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != "jax":
             return None
         sys.meta_path.remove(self)

@@ -1,0 +1,287 @@
+"""Rehearsals on CPUs: what a program compiles is found, written the same each time, built, and then found by JAX.
+
+Modules: `stagec_rehearse/commands/rehearse.py`, `stagec_rehearse/commands/program_spec.py`,
+`stagec_rehearse/observing.py`, `stagec_rehearse/programs.py`, `stagec_rehearse/report.py`,
+`stagec_rehearse/running.py`, `stagec_rehearse/start/sitecustomize.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from stagec_rehearse import programs
+from tests.building import COMPILER, ROOT
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp
+import optax
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(8, 16, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layer(x)
+
+model = Net(nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+@nnx.jit
+def step(model, optimizer, x):
+    loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(model, grads)
+    return loss
+
+for _ in range(3):
+    loss = step(model, optimizer, jnp.ones((4, 8)))
+print("devices", len(jax.devices()), "loss", float(loss))
+"""
+STORM = """
+import jax, jax.numpy as jnp
+import numpy as np
+table = np.random.default_rng(0).random((600, 600))
+double = jax.jit(lambda x: x * 2)
+for size in range(1, 8):
+    double(np.ones(size, np.float32))
+print(jax.jit(lambda x: x + table)(np.float32(1)).shape)
+"""
+HITS = """
+import json, runpy, sys
+from jax._src import monitoring
+import stagec.jax_cache
+counts = {}
+monitoring.register_event_listener(lambda event, **_: counts.__setitem__(event, counts.get(event, 0) + 1))
+runpy.run_path(sys.argv[1])
+print(json.dumps({event.rpartition("/")[2]: count for event, count in counts.items() if "compilation_cache" in event}))
+"""
+EXTENSION = Path(programs.__file__).parents[1]
+
+
+def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    path = os.pathsep.join([str(COMPILER), str(EXTENSION), *filter(None, sys.path)])
+    environment |= {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **variables}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def rehearse(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run("-m", "stagec", "rehearse", "--device", "cpu", *words, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.py, and the rehearsal of it."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "train.py").write_text(PROGRAM)
+    done = rehearse("--", sys.executable, "train.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "devices 1 loss " in done.stdout
+    assert "rehearsed on cpu: " in done.stdout
+    return folder
+
+
+def test_all_that_a_program_compiles(rehearsed: Path) -> None:
+    listed = programs.read(str(rehearsed / "rehearsal" / programs.NAME))
+    names = [program.name for program in listed.programs]
+    assert "jit_step" in names
+    assert len(names) > 10
+    (step,) = (program for program in listed.programs if program.name == "jit_step")
+    assert step.runs == 3
+    assert step.line == f"train.py:{1 + PROGRAM[: PROGRAM.index('loss = step(')].count(chr(10))}"
+    assert "f32[8,16]" in step.arguments
+    assert {program.file for program in listed.programs} == {
+        path.stem for path in (rehearsed / "rehearsal" / "programs").iterdir()
+    }
+
+
+def test_the_same_run_writes_the_same_bytes(rehearsed: Path, tmp_path: Path) -> None:
+    """In another folder, too."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = rehearse(
+        "-o",
+        "again",
+        "--compare",
+        rehearsed / "rehearsal" / programs.NAME,
+        "--",
+        sys.executable,
+        "train.py",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "other than before" not in done.stdout
+    assert (tmp_path / "again" / programs.NAME).read_bytes() == (rehearsed / "rehearsal" / programs.NAME).read_bytes()
+
+
+def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
+    """The program is not changed, and compiles nothing."""
+    keys = sorted((rehearsed / "rehearsal" / "programs").iterdir())
+    words: list[str | Path] = [word for key in keys for word in ("--key", key)]
+    spec = tmp_path / "spec.json"
+    toml = rehearsed / "rehearsal" / programs.NAME
+    done = run(
+        "-m",
+        "stagec",
+        "action",
+        "program-spec",
+        "--programs",
+        toml,
+        "--target",
+        "cpu-avx2",
+        *words,
+        "--output",
+        spec,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    entries = []
+    for key in keys:
+        files = tmp_path / f"{key.stem}.json", tmp_path / f"{key.stem}.xla"
+        compiled = ["--spec", spec, "--key", key, "--entry", files[0], "--output", files[1]]
+        done = run("-m", "stagec", "action", "jax-compile", *compiled, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        entries += ["--entry", f"{key.stem}:{files[0]}:{files[1]}"]
+    done = run("-m", "stagec", "action", "jax-cache", *entries, "--output", tmp_path / "cache", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    variables = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+    }
+    done = run("-c", HITS, "train.py", cwd=rehearsed, **variables)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["cache_hits"] == counts["compile_requests_use_cache"] == len(keys)
+
+
+def test_keys_that_are_not_those_of_the_programs(rehearsed: Path, tmp_path: Path) -> None:
+    toml = rehearsed / "rehearsal" / programs.NAME
+    strange = tmp_path / f"{'0' * 64}.key"
+    strange.touch()
+    words = [
+        "--programs",
+        toml,
+        "--target",
+        "h100-sxm",
+        "--key",
+        strange,
+        "--output",
+        tmp_path / "spec",
+        "--label",
+        "//a:b",
+    ]
+    done = run("-m", "stagec", "action", "program-spec", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"//a:b: it was rehearsed on cpu, and the target is h100-sxm ({toml}: device)" in done.stderr
+    assert "the key of jit_step (train.py:" in done.stderr
+    assert f"{'0' * 64}.key is the key of no program" in done.stderr
+    assert not (tmp_path / "spec").exists()
+
+
+def test_storms_constants_and_budget(tmp_path: Path) -> None:
+    (tmp_path / "storm.py").write_text(STORM)
+    (tmp_path / "rehearsal").mkdir()
+    budget = '[budget]\nprograms = 3\nmemory = "1MiB"\n'
+    head = 'format = 1\ndevice = "cpu"\ndevices = 1\n[versions]\n'
+    (tmp_path / "rehearsal" / programs.NAME).write_text(head + budget)
+    done = rehearse("--devices", "2", "--", sys.executable, "storm.py", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert (
+        "jit__lambda (storm.py:7) was compiled 7 times: argument 0 is another aval each time: f32[1], f32[2]"
+        in done.stdout
+    )
+    assert "jit__lambda (storm.py:8) has f32[600,600], 1.4 MiB: pass it as an argument" in done.stdout
+    assert "programs, and the budget has 3" in done.stdout
+    assert "jit__lambda (storm.py:8) takes 1.4 MiB, and the budget has 1MiB" in done.stdout
+    written = tomllib.loads((tmp_path / "rehearsal" / programs.NAME).read_text())
+    assert written["budget"] == {"programs": 3, "memory": "1MiB"}
+    assert written["devices"] == 2
+
+
+def test_what_differs_from_before(tmp_path: Path) -> None:
+    program = "import jax, numpy as np\njax.jit(lambda x: x + 1)(np.ones({size}, np.float32))\n"
+    (tmp_path / "one.py").write_text(program.format(size=4))
+    assert rehearse("--", sys.executable, "one.py", cwd=tmp_path).returncode == 0
+    (tmp_path / "one.py").write_text(program.format(size=5) + "jax.jit(lambda x: x - 1)(np.float32(2))\n")
+    words = ["-o", "new", "--compare", f"rehearsal/{programs.NAME}", "--", sys.executable, "one.py"]
+    done = rehearse(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "other than before:" in done.stdout
+    assert "changed: jit__lambda (one.py:2): arguments were ['f32[4]'], and are ['f32[5]']" in done.stdout
+    assert "new: jit__lambda (one.py:3)" in done.stdout
+
+
+def test_a_program_that_never_ends(tmp_path: Path) -> None:
+    program = (
+        "import jax, numpy as np, time\njax.jit(lambda x: x + 1)(np.float32(1))\nwhile True:\n    time.sleep(0.1)\n"
+    )
+    (tmp_path / "serve.py").write_text(program)
+    done = rehearse("--idle", "1", "--", sys.executable, "serve.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "then ended: it compiled nothing for 1 s, and was at serve.py:4" in done.stdout
+    assert len(programs.read(str(tmp_path / "rehearsal" / programs.NAME)).programs) == 1
+
+
+def test_a_program_that_fails_is_told_and_listed(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\nraise SystemExit(3)\n")
+    done = rehearse("--", sys.executable, "fails.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "until it failed with status 3" in done.stdout
+    done = rehearse("--", "no-such-program", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no-such-program cannot be started: No such file or directory" in done.stderr
+    done = run("-m", "stagec", "rehearse", "--device", "h100-sxn", "--", sys.executable, "fails.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert 'unknown device "h100-sxn"' in done.stderr
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    (tmp_path / programs.NAME).write_text("format = 2\n")
+    done = rehearse("--compare", programs.NAME, "--", sys.executable, "x.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{programs.NAME}: format: 2 is not a format of programs" in done.stderr
+    (tmp_path / programs.NAME).write_text('format = 1\ndevices = "2"\n[[programs]]\nname = 1\nother = 2\n')
+    done = rehearse("--compare", programs.NAME, "--", sys.executable, "x.py", cwd=tmp_path)
+    assert done.returncode == 2
+    for text in ("device: missing key", "devices: '2' is not a whole number", "programs[0].other: unknown key"):
+        assert f"{programs.NAME}: {text}" in done.stderr
+    (tmp_path / programs.NAME).write_text('format = 1\ndevice = "cpu"\ndevices = 1\n[versions]\n[budget]\nflops = 1\n')
+    done = rehearse("-o", ".", "--", sys.executable, "x.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{programs.NAME}: budget.flops: 1 is not a budget" in done.stderr
+
+
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    """Its command, on a CPU; the table has the programs and lines that the page shows. examples/rehearsal has both."""
+    page = (ROOT / "docs" / "rehearse.md").read_text("utf-8")
+    (program,) = re.findall(r"```python\n(# train.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    done = rehearse("--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [tuple(row.split()[-2:]) for row in done.stdout.splitlines() if "train.py:" in row]
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    wanted = [tuple(row.split()[-2:]) for row in shown.splitlines() if "train.py:" in row]
+    assert len(wanted) == 2
+    assert set(wanted) <= set(rows)
+    listed = programs.read(str(tmp_path / "rehearsal" / programs.NAME))
+    (step,) = (row for row in listed.programs if row.name == "jit_step")
+    (table,) = re.findall(r"```toml\n(\[\[programs\]\].*?)```", page, re.DOTALL)
+    (row,) = tomllib.loads(table)["programs"]
+    assert (row["line"], row["runs"]) == (step.line, step.runs)
+    assert row["arguments"] == [*step.arguments][: len(row["arguments"])]
+    example = ROOT / "examples" / "rehearsal"
+    assert (example / "train.py").read_text("utf-8") == program
+    kept = programs.read(str(example / "rehearsal" / programs.NAME))
+    if kept.versions == listed.versions:
+        assert kept == listed

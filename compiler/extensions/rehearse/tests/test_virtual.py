@@ -1,0 +1,187 @@
+"""Rehearsals on NVIDIA devices that are not there: XLA's own plugin for CUDA, on the virtual driver.
+
+Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_rehearse/standing_in.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagec.hardware import cuda
+from stagec_rehearse import driver, programs
+from tests.backends.deviceless import installed
+from tests.building import COMPILER
+
+pytestmark = installed(jax_cuda13_pjrt="jax_plugins.xla_cuda13", nvidia_cuda_nvcc="nvidia.cu13.bin")
+EXTENSION = Path(programs.__file__).parents[1]
+TRAIN = """
+import jax, jax.numpy as jnp
+import optax
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.head = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.relu(self.conv(x)).mean((1, 2)))
+
+model = Net(nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+@nnx.jit
+def step(model, optimizer, x):
+    loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(model, grads)
+    return loss
+
+for _ in range(2):
+    loss = step(model, optimizer, jnp.ones((4, 8, 8, 3)))
+print(jax.devices()[0].device_kind, len(jax.devices()), "loss", float(loss))
+"""
+FSDP = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("d",))
+rows = NamedSharding(mesh, P("d", None))
+w = jax.device_put(jnp.ones((1024, 64)), rows)
+x = jax.device_put(jnp.ones((64, 1024)), rows)
+
+@jax.jit
+def step(w, x):
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean(jnp.einsum("bi,ij->bj", x, w, out_sharding=rows) ** 2))(w)
+    return w - 0.1 * grad, loss
+
+for _ in range(2):
+    w, loss = step(w, x)
+print(len(w.sharding.device_set), float(loss))
+"""
+MEMORY = """
+import jax, jax.numpy as jnp, sys
+step = jax.jit(lambda x: (x @ x).sum())
+x = jnp.zeros((1 << 15, int(sys.argv[1]) << 13), jnp.float32)  # GiB
+print(x.nbytes >> 30, "GiB", jax.devices()[0].memory_stats()["bytes_limit"] >> 30)
+"""
+HITS = """
+import json, runpy, sys
+import jax
+from jax._src import hardware_utils, monitoring
+hardware_utils.has_visible_nvidia_gpu = lambda: True
+import stagec.jax_cache
+counts = {}
+monitoring.register_event_listener(lambda event, **_: counts.__setitem__(event, counts.get(event, 0) + 1))
+runpy.run_path(sys.argv[1])
+print(json.dumps({event.rpartition("/")[2]: count for event, count in counts.items() if "compilation_cache" in event}))
+"""
+
+
+def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    path = os.pathsep.join([str(COMPILER), str(EXTENSION), *filter(None, sys.path)])
+    command = [sys.executable, *map(str, words)]
+    environment |= {"PYTHONPATH": path, **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def rehearse(program: str, *words: str, cwd: Path, arguments: tuple[str, ...] = (), **variables: str) -> str:
+    (cwd / "program.py").write_text(program)
+    command = ["--", sys.executable, "program.py", *arguments]
+    done = run("-m", "stagec", "rehearse", "--device", "h100-sxm", *words, *command, cwd=cwd, **variables)
+    assert done.stderr.startswith("stagec: a virtual NVIDIA H100 80GB HBM3; no kernel runs, and results are zeros"), (
+        done.stderr
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("virtual")
+    told = rehearse(TRAIN, cwd=folder)
+    assert "NVIDIA H100 80GB HBM3 1 loss 0.0\n" in told
+    assert "to its end" in told
+    return folder
+
+
+def test_what_a_virtual_device_lacks_is_compiled_and_named(rehearsed: Path) -> None:
+    listed = programs.read(str(rehearsed / "rehearsal" / programs.NAME))
+    (step,) = (program for program in listed.programs if program.name == "jit_step")
+    assert step.runs == 2
+    assert step.not_run.startswith("__cudnn$conv")
+    assert not [program for program in listed.programs if program.error]
+
+
+def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
+    """Under XLA's plugin, on the virtual driver: what was compiled without a device is what it asks for."""
+    folder = rehearsed / "rehearsal"
+    keys = sorted((folder / "programs").iterdir())
+    words: list[str | Path] = [word for key in keys for word in ("--key", key)]
+    spec = tmp_path / "spec.json"
+    done = run(
+        "-m",
+        "stagec",
+        "action",
+        "program-spec",
+        "--programs",
+        folder / programs.NAME,
+        "--target",
+        "h100-sxm",
+        *words,
+        "--output",
+        spec,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    entries: list[str] = []
+    for key in keys:
+        names, executable = tmp_path / f"{key.stem}.json", tmp_path / f"{key.stem}.xla"
+        compiled = ["--spec", spec, "--key", key, "--entry", names, "--output", executable]
+        done = run("-m", "stagec", "action", "jax-compile", *compiled, cwd=tmp_path, JAX_PLATFORMS="cpu")
+        assert done.returncode == 0, done.stderr
+        entries += ["--entry", f"{key.stem}:{names}:{executable}"]
+    done = run("-m", "stagec", "action", "jax-cache", *entries, "--output", tmp_path / "cache", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "lib").mkdir()
+    driver.install(cuda.device("h100-sxm"), tmp_path / "lib")
+    # The program without its convolution, which the virtual driver cannot run.
+    variables = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "JAX_PLATFORMS": "cuda",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "LD_LIBRARY_PATH": str(tmp_path / "lib"),
+    }
+    text = TRAIN.replace("for _ in range(2):", "for _ in ():").replace('"loss", float(loss)', "")
+    (tmp_path / "program.py").write_text(text)
+    done = run("-c", HITS, "program.py", cwd=tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["cache_hits"] == counts["compile_requests_use_cache"] > 10
+
+
+def test_eight_devices(tmp_path: Path) -> None:
+    told = rehearse(FSDP, "--devices", "8", cwd=tmp_path)
+    assert "8 0.0\n" in told
+    assert "jit_step (program.py:16) calls all-" in told
+    listed = programs.read(str(tmp_path / "rehearsal" / programs.NAME))
+    (step,) = (program for program in listed.programs if program.name == "jit_step")
+    assert (step.devices, step.runs) == (8, 2)
+    assert "d" in step.shardings["0"]
+
+
+def test_memory_is_that_of_the_device_and_costs_none_of_this_machine(tmp_path: Path) -> None:
+    """XLA's own allocator says what does not fit: the device has 79.1 GiB, of which JAX may take 95 %."""
+    words = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"}
+    assert "70 GiB 75\n" in rehearse(MEMORY, cwd=tmp_path, arguments=("70",), **words)
+    told = rehearse(MEMORY, cwd=tmp_path, arguments=("81",), **words)
+    assert "RESOURCE_EXHAUSTED: Out of memory" in told
+    assert "until it failed with status 1" in told
