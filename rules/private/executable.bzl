@@ -76,10 +76,14 @@ def _aot_executable_impl(ctx):
     # an input.
     for mnemonic, progress, outputs, packages, series in [
         (MNEMONICS[platform], "Compiling", compiled, plugin, _series(ctx, platform)),
+        # A build without a reader has no second lowering. To optimize is to compile again, past all limits: somebody
+        # wants to see a program that is over one. XLA keeps no PTX, so that is made again here too.
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None, ""),
         ("StagecOptimize", "Optimizing", optimized, plugin, ""),
     ]:
         arguments = ctx.actions.args()
+        # Errors begin with it: function, target and bucket in the one word that a user gives to Bazel. It is in
+        # messages alone, so no byte depends on it.
         arguments.add("--label=" + label_of(ctx.label))
         arguments.add("--spec", spec)
         arguments.add("--exported", exported)
@@ -171,6 +175,8 @@ aot_executable = rule(
             values = ["function", "manifest"],
         ),
         "_insight": extension_attr("insight"),
+        # Of an executable and not of the toolchain: Bazel fetches it when it analyses one that needs it, and it is on the path
+        # of that compilation alone. With libtpu on the path, tracing would import it, and descriptions would say so.
         "plugin": attr.label(
             doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment` or " +
                   "`@stagec_tpu//:environment`; none for cpu.",

@@ -1,6 +1,7 @@
 """The parts of an optimized program: its arrays, operations, exchanges and kernels, and its limits.
 
-It is a file beside the executable that no bundle has, for reports and baselines: `stagec compile --inventory FILE`.
+It is a file beside the executable that no bundle has, for reports and baselines: a serving machine does not need it.
+The compile action writes it, because another one would have to compile again to see the optimized program.
 """
 
 from __future__ import annotations

@@ -446,6 +446,8 @@ class Archive:
         data = self._source.read(entry.start, entry.size)
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} does not have the CRC-32 that the zip lists")
+        # The signature comes first: until enough keys vouch for these bytes, nobody parses them. Only the envelope is
+        # parsed before, within limits of its own.
         if vouch is not None:
             before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))

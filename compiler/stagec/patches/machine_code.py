@@ -129,6 +129,7 @@ def room_near(code: Code, size: int) -> int:
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
     for distance in range(16, 1800, 16):
+        # A jump of five bytes reaches 2 GiB, so a page somewhere in the process's memory is of no use.
         wanted = code.address - (distance << 20) & -mmap.PAGESIZE
         mapped = _libc().mmap(wanted, size, mmap.PROT_READ | mmap.PROT_EXEC, flags, -1, 0)
         if mapped == wanted:
@@ -155,6 +156,8 @@ def patched(changes: Sequence[Patch]) -> Iterator[None]:
     protections = _protections(changes)
     made: list[tuple[Patch, int]] = []
     try:
+        # The answers come before the jumps to them (`cpuid.patches`): a jump must never lead to memory that is still
+        # empty.
         for change, protection in zip(changes, protections, strict=True):
             if ctypes.string_at(change.address, len(change.before)) != change.before:
                 raise PatchError("the code is not as it was found: something else has changed it")

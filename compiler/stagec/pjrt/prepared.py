@@ -38,6 +38,8 @@ _Host: TypeAlias = tuple[int, Sharding, Callable[[Sequence[np.ndarray[Any, Any]]
 
 def kinds_of(leaves: Sequence[Any]) -> Kinds:
     """Return the kind of each leaf. Kinds that are equal mean leaves that an executable takes alike."""
+    # Equal device arrays have the same abstract array (`arrays.abstract_array`), so comparing hundreds of kinds
+    # compares identities.
     kinds: list[Kind] = []
     for leaf in leaves:  # Python 3.11 makes a function for a comprehension, and this slows calls with few arrays
         of = type(leaf)
