@@ -68,7 +68,7 @@ A name is a relative path whose parts do not start with a dot or a dash: never o
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _MEMBER = struct.Struct("<4s4xHH4xI4xIHH14x")
-"""Of a record of the directory: signature, flags, method, CRC-32, size, lengths of the name and of the extra field."""
+"""Fields of a record of the directory: signature, flags, method, CRC-32, size, lengths of name and extra field."""
 _END = struct.Struct("<4sHHHHIIH")
 _VERSION, _VERSION_ZIP64, _UNIX = 20, 45, 3 << 8
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1

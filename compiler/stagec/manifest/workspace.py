@@ -27,7 +27,7 @@ startup --host_jvm_args=-XX:TieredStopAtLevel=1
 # Debian's Bazel prints the log of its sandbox.
 build --nosandbox_debug
 """
-"""Of Bazel, for a workspace of stagec's alone: others may have larger builds, and their people chose theirs."""
+"""Options of Bazel for a workspace that has only stagec. Others may have larger builds, and options of their own."""
 _ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
 _BUILDS = ("BUILD.bazel", "BUILD")
 QUESTION = "#?"

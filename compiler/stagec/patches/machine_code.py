@@ -145,8 +145,8 @@ def room_near(code: Code, size: int) -> int:
 def patched(changes: Sequence[Patch]) -> Iterator[None]:
     """Make the changes in their order, and undo them afterwards, the last one first.
 
-    No other thread may run the code meanwhile (`pjrt.turns`). Raises PatchError, with nothing changed, where
-    an address does not hold what it is said to, and on a system that does not let a process change its own code.
+    No other thread may run the code meanwhile (`pjrt.turns`). Raises PatchError, and has changed nothing, if an
+    address has other bytes than `before`, or if the system does not let a process change its own code.
     """
     # A page that can no longer be made executable would be lost: memory of our own shows whether it can.
     with mmap.mmap(-1, mmap.PAGESIZE) as page:

@@ -85,7 +85,7 @@ _CONTAINERS = _jax.pytree.PyTreeRegistry()
 _REGISTERED = _jax.pytree.default_registry()
 """The same with JAX's registered types, if this process has imported JAX."""
 _MOST_STRUCTURES = 64
-"""Of arguments that are remembered; a caller who makes up types as it goes is served as well, without this."""
+"""How many structures of arguments are remembered. Calls with more of them work too, without this path."""
 
 
 class _Known(NamedTuple):
@@ -150,7 +150,7 @@ class Signature:
     ) -> None:
         """Hand the executable to XLA. Raises LoadError ("custom-call", "executable").
 
-        devices: as many as it is for. memory_kinds: as of `Executable`.
+        devices: as many as the executable is for. memory_kinds: see `Executable`.
         """
         parameters, results = self.parameters_and_results()
         donated = [self.description.donated[i] for i in self.description.kept_var_idx]

@@ -30,7 +30,7 @@ None for any other object, because its type does not determine them; its calls a
 
 Kinds: TypeAlias = tuple[Kind, ...]
 MOST_KINDS = 64
-"""Of calls that a function remembers; a caller who varies more of them is served as well, without this."""
+"""How many kinds of calls a function remembers. Calls of more kinds work too, without this path."""
 
 _Host: TypeAlias = tuple[int, Sharding, Callable[[Sequence[np.ndarray[Any, Any]]], _jax.ArrayImpl]]
 """Number of a parameter, and the way to move its array to the devices."""

@@ -220,7 +220,7 @@ def _toolkit() -> Path:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[None]:
-    """Make an empty folder, but for CUDA where XLA looks for it, the current one for a while.
+    """Work in an empty folder for a while, in which XLA finds CUDA and nothing else.
 
     Mosaic, which is in XLA's plugin, reads from variables where CUDA and its own library are.
     """

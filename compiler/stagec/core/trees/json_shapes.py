@@ -101,7 +101,7 @@ def constant(*values: Any) -> Shape:
 
 
 def either(what: str, *forms: Any) -> Shape:
-    """What one of `forms` takes (`shape`), the most frequent first; `what` says so in words."""
+    """Return the shape of a value that has one of several forms, the most frequent first. what: the same in words."""
     shapes = [*map(shape, forms)]
 
     def check(value: Any) -> None:

@@ -80,7 +80,7 @@ def text(described: Any) -> str:
     """Write a description for a reader, as Python would: `Color.RED`, `(0, 'a')`."""
     kind, parts = _kind_of(described)
     if kind.text:
-        with contextlib.suppress(ValueError, TypeError):  # it is of the shape of a description, and is not one
+        with contextlib.suppress(ValueError, TypeError):  # it only looks like a description
             return kind.text(*parts)
     return canonical(described)
 

@@ -129,7 +129,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-FX]+")
-"""Where a function lies, in a jaxpr; JAX writes X for each digit of most, and their number differs."""
+"""The address of a function in a jaxpr. JAX replaces the digits of most by X, but their number still differs."""
 
 
 @repeatable.clock_and_chance()
