@@ -108,6 +108,7 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
         compilation.compile_options(range(count), target.compiler_options, serialized).SerializeAsString() != serialized
     ):
         yield "its options are not the target's compiler_options"
+    # Options of XLA that are strings name files to read or write, and a model may have set them.
     if _texts(serialized) - _texts(_own_options()) - {b""}:
         yield "it sets options of XLA that may name files"
 
