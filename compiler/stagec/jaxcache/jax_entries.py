@@ -274,7 +274,7 @@ def entry(
         {name: _digest(part) for name, part in common.items()},
         {name: common[name].decode() for name in (JAXLIB, PLATFORM, FLAGS) if name in common},
         {devices: _digest(part) for devices, part in topologies.items()},
-        # A program looks for a file of zstandard if it has that package, and else for one of zlib. Which one is not known here.
+        # A program that has zstandard looks for a file of it, and any other for one of zlib: each entry has both names.
         {compression: names(compression) for compression in COMPRESSIONS},
         key.zlib,
     )
