@@ -58,6 +58,8 @@ def _aot_executable_impl(ctx):
     hlo_proto = ctx.actions.declare_file(name + ".hlo_after.pb")
     profile = ctx.actions.declare_file(name + ".profile.json")
     timeline = ctx.actions.declare_file(name + ".timeline.json")
+    # For a reader. To optimize is to compile again, past all limits: somebody wants to see a program that is over one.
+    # XLA keeps no PTX, so that is made again too.
     optimized = {"--hlo-after": hlo_after, "--hlo-proto": hlo_proto}
     ptx = []
     if platform == "cuda":
@@ -76,8 +78,6 @@ def _aot_executable_impl(ctx):
     # an input.
     for mnemonic, progress, outputs, packages, series in [
         (MNEMONICS[platform], "Compiling", compiled, plugin, _series(ctx, platform)),
-        # A build without a reader has no second lowering. To optimize is to compile again, past all limits: somebody
-        # wants to see a program that is over one. XLA keeps no PTX, so that is made again here too.
         ("StagecLower", "Lowering", {"--stablehlo": stablehlo, "--hlo-before": hlo_before}, None, ""),
         ("StagecOptimize", "Optimizing", optimized, plugin, ""),
     ]:

@@ -1,7 +1,6 @@
 """The parts of an optimized program: its arrays, operations, exchanges and kernels, and its limits.
 
-It is a file beside the executable that no bundle has, for reports and baselines: a serving machine does not need it.
-The compile action writes it, because another one would have to compile again to see the optimized program.
+It is a file beside the executable that no bundle has, for reports and baselines: `stagec compile --inventory FILE`.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ def take(compiled: Compiled, hardware: Hardware, names: Sequence[str], spec: Exe
     "hardware": "memory", "bandwidth" and "flops" of one device, null if they are not known. "limits": those of the
     manifest, by key. Counts are numbers of runs; "unknown" if they are not known.
     """
+    # In the action that compiles: another one would have to compile again to see the optimized program.
     description, program = compiled.description, compiled.as_text()
     mesh = description.device_assignment
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)) if mesh else {}

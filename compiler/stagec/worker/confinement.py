@@ -280,17 +280,12 @@ def program(in_group: bool = False) -> bytes:
 
     in_group: whether it is for a process without namespaces.
     """
-    # The calls of a 32-bit program, and those of x32, have other numbers: through them, all that is refused below would
-    # pass.
     lines = _fails_unless(_ARCHITECTURE, _EQUAL, [_AUDIT_ARCH_X86_64], _EPERM)
     lines += _fails_if(_NUMBER, _AT_LEAST, [_X32], _EPERM)
     lines += _fails_if(_NUMBER, _EQUAL, sorted(REFUSED.values()), _EPERM)
     lines += _fails_if(_NUMBER, _EQUAL, [_CLONE3], _ENOSYS)  # its flags are in memory; C libraries take clone then
     lines += _only_if(_NUMBER, _CLONE, _fails_if(_FIRST_ARGUMENT, _ANY_BIT, [_CLONE_REFUSED], _EPERM))
     if in_group:
-        # Without a network namespace a socket leads to the machine's network, and to the servers that listen on it.
-        # Landlock covers no modes, times or attributes of files, and its first versions no truncation: the filter
-        # refuses those.
         lines += _fails_if(_NUMBER, _EQUAL, [_SOCKET], _EAFNOSUPPORT)
         lines += _fails_if(_NUMBER, _EQUAL, sorted(REFUSED_IN_GROUP.values()), _EPERM)
         lines += _only_if(_NUMBER, _IOCTL, _fails_if(_SECOND_ARGUMENT, _EQUAL, _IOCTL_REFUSED, _EPERM))

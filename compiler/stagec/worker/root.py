@@ -130,7 +130,6 @@ class Root:
                 _bind(f"{folder}/{name}", f"{WORKING[1:]}/{name}")
         syscalls.change_mount(FOLDER[1:], on=_READ_ONLY | syscalls.MOUNT_ATTR_NODEV, private=True, below=True)
         syscalls.change_mount(FOLDER[1:], off=syscalls.MOUNT_ATTR_RDONLY)
-        # A new /proc, of the new PID namespace: in the one of the machine, an action would see the processes of others.
         flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
         syscalls.mount("proc", "proc", "proc", flags)
         syscalls.make_root()

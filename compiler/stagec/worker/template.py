@@ -4,8 +4,6 @@ It is where the worker started it (place.py), and each fork enters the place of 
 It imports packages and the compiler, never a model, and starts no XLA client: a fork after that would wait for threads
 that it does not have. So a fork starts with what a new process has after its imports, and what it does is gone when it
 has ended. It does the work of one action, or of a series (server.py).
-
-Importing is most of a small action's time. The bytes are those of a separate process, and a crash ends only one action.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
     descriptor: of the connection. prepare: imports. run: does what arguments of the command say; returns a status.
     """
     connection = socket.socket(fileno=descriptor)
-    # Before the imports: packages are other people's code, and no fork may get back what is given up here.
     confinement.renounce()
     # What is imported is never looked at for garbage, neither here nor in forks: that takes a tenth of the time that
     # importing JAX takes, and copies pages that all share (https://docs.python.org/3/library/gc.html#gc.freeze).
@@ -41,7 +38,6 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("what was imported started threads: forks would wait for them")
     gc.freeze()
-    # A process enters a PID namespace only by a fork, so this one points its next child there, and then itself back.
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, 1, 1 + _NAMESPACES)
