@@ -334,7 +334,7 @@ class _Imports:
     def _resolve(self, name: str, file: Path) -> Path | None:
         """Find the target of an import: a file of the workspace, one beside the file, or a library.
 
-        What the workspace has is never looked for on an index, where the same name is another's.
+        A module of the workspace is never looked for on an index, where somebody else may have its name.
         """
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:

@@ -244,8 +244,8 @@ def _build_file(folder: Path) -> Path:
 def _libraries(root: Path, function: Function, changes: Changes) -> None:
     """Write the models' imports into requirements.in, or name the packages that a lock lacks.
 
-    Of a module that nobody is known to bring, the file asks: the package of its name may be anybody's. A line with the
-    package and the module behind # is the answer; `lock` stops at a question.
+    If no package is known to have a module, the file asks, because anybody may own the package of that name. A line
+    with the package and the module behind # is the answer; `lock` stops at a question.
     """
     if not (function.libraries or function.strangers):
         return

@@ -45,7 +45,7 @@ _NOTHING: Mapping[str, Any] = {**dict.fromkeys(_SCALARS, 0), "bool": False, "str
 _Fields: TypeAlias = Mapping[str, Any]
 """The content of a table: its fields by name, in the stored order; None for a missing field.
 
-A field that is a table has such a mapping in its turn.
+A field that is a table has such a mapping too.
 """
 
 

@@ -24,7 +24,7 @@ Shape = Callable[[Any], None]
 
 
 class Mismatch(ValueError):
-    """A value of another shape than the expected one: `what` says so, `where` is its key path.
+    """A value does not have the expected shape. what: the sentence about it. where: its key path.
 
     The path is made on the way out, key by key, so that a valid value (nearly all are) pays nothing for it.
     """
