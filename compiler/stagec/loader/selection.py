@@ -41,8 +41,8 @@ _ORDER = (
 """Codes of refusals, in the order of the checks: a refusal by a later check is a nearer miss."""
 
 
-# A named tuple, as all records of the loader are: to define a frozen dataclass takes Python 0.6 ms, and imports are
-# most of the time to a first result (benchmarks/README.md).
+# A named tuple, as all records of the loader are: a frozen dataclass takes 0.6 ms to define, five times as long, and
+# imports are most of the time to a first result (benchmarks/README.md).
 class Offer(NamedTuple):
     """A candidate to run: an executable, or the exported artifact, which must be compiled first.
 
