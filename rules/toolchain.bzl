@@ -166,6 +166,10 @@ def compiler_action(
         packages = packages[1:]
         python_path[0] = python.execution_packages + "/site-packages"
         env["STAGEC_FINGERPRINT"] = python.fingerprint.path
+
+    # An action counts as one core, and may use all. XLA compiles most of a large function in a pool of threads: alone, it
+    # takes the free cores, and of many actions Bazel starts one for each core. Bound to a core each, they would leave cores
+    # idle at the end of a build.
     requirements = {"block-network": "1"}
     if not sandbox:
         requirements["no-sandbox"] = "1"

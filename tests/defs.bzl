@@ -100,7 +100,7 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
 
     They run with the JAX that the locks pin (`x_test`), and with the newest (`x_newest_test`), which has no wheels for
     older Pythons. The tag "pinned" is of tests that one run is enough for: no other Bazel, Python or JAX changes what they
-    find.
+    find. Of a test with more than eight cases, another version runs each fourth case.
 
     Args:
       name: "x_test" for the package x.

@@ -20,7 +20,7 @@ from tools import imports
 from tools.pages.generated import PAGES, PYTHON, Page
 from tools.pages.hooks import OUTSIDE
 
-WRITTEN = sorted([*OUTSIDE, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+WRITTEN = sorted({*OUTSIDE, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))})
 TEXTS = {path: (ROOT / path).read_text("utf-8") for path in WRITTEN}
 PROSE = {path: re.sub(r"```.*?```|`(?:[^`\n]|\n(?!\n))*`", "``", text, flags=re.DOTALL) for path, text in TEXTS.items()}
 """Pages without code."""
@@ -243,6 +243,11 @@ def test_the_matrix_lists_the_known_builds_of_jaxlib() -> None:
     rows = re.findall(r"^\| (\d.*?) \| (.*?) \|$", section, re.MULTILINE)
     shown = {version: set(row.split(", ")) for versions, row in rows for version in versions.split(", ")}
     assert shown == pythons
+
+
+def test_the_index_links_every_page() -> None:
+    links = re.findall(r"\]\(([^)#]+)", TEXTS["docs/index.md"])
+    assert {os.path.normpath(f"docs/{link}") for link in links} == {*WRITTEN} - {"docs/index.md"}
 
 
 def test_the_site_has_every_page() -> None:

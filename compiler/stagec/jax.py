@@ -228,7 +228,7 @@ class _Flat:
         return _Flat(self._variant, self._exported.vjp(), self._vmap, self._order + 1)
 
     def _map(self, count: int, is_mapped: Sequence[bool], *values: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        """Return the results for values of which some have one more axis, the first, along which it is called."""
+        """Return the results of calls along a new first axis, which some of the values have."""
         name = self._variant.name
         if self._vmap is None:
             what = f"stagec.jax.function(bundle, {name!r}, vmap=...) says what jax.vmap makes of it"

@@ -2,9 +2,10 @@
 
 On CPUs the key of an entry has a fingerprint of the machine's CPU: its model, and every instruction set it has. On
 NVIDIA devices the fingerprint has the driver, and the slot of the device. The folder of `MANIFEST.jax_cache` has each
-executable under a name without it. After this import JAX looks there first, for the newest instruction set that this
-machine has, or for the kind of its devices. What this machine lacks instructions for it never opens, and what JAX
-compiles itself it keeps under its own key, as ever. Import it before the first call of a function.
+executable under a name without it, because no target has the fingerprint of a real machine. After this import JAX looks
+there first, for the newest instruction set that this machine has, or for the kind of its devices. It never opens an
+entry that needs instructions which this machine lacks. What JAX compiles itself, it keeps under its own key, as before:
+under a name of ours, a machine with fewer instructions would read it. Import it before the first call of a function.
 
 `python -m stagec.jax_cache` prints the fingerprint, for the key `jax_cache_machines` of a manifest: with that, programs
 on machines of the same kind need no import.

@@ -58,6 +58,8 @@ def _aot_executable_impl(ctx):
     hlo_proto = ctx.actions.declare_file(name + ".hlo_after.pb")
     profile = ctx.actions.declare_file(name + ".profile.json")
     timeline = ctx.actions.declare_file(name + ".timeline.json")
+    # For a reader. To optimize is to compile again, past all limits: somebody wants to see a program that is over one.
+    # XLA keeps no PTX, so that is made again too.
     optimized = {"--hlo-after": hlo_after, "--hlo-proto": hlo_proto}
     ptx = []
     if platform == "cuda":
@@ -80,6 +82,8 @@ def _aot_executable_impl(ctx):
         ("optimize", "StagecOptimize", "Optimizing", optimized, plugin, ""),
     ]:
         arguments = ctx.actions.args()
+        # Errors begin with it: function, target and bucket in the one word that a user gives to Bazel. It is in
+        # messages alone, so no byte depends on it.
         arguments.add("--label=" + label_of(ctx.label))
         arguments.add("--spec", spec)
         arguments.add("--exported", exported)
@@ -171,6 +175,8 @@ aot_executable = rule(
             values = ["function", "manifest"],
         ),
         "_insight": extension_attr("insight"),
+        # Of an executable and not of the toolchain: Bazel fetches it when it analyses one that needs it, and it is on the path
+        # of that compilation alone. With libtpu on the path, tracing would import it, and descriptions would say so.
         "plugin": attr.label(
             doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment` or " +
                   "`@stagec_tpu//:environment`; none for cpu.",

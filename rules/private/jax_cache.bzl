@@ -1,4 +1,8 @@
-"""JAX's persistent compilation cache, built."""
+"""JAX's persistent compilation cache, built.
+
+A program of `jax.jit` is another one than the bundle's: it has JAX's calling convention, and names of results. So actions
+of their own lower and compile each signature once more.
+"""
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")

@@ -1,4 +1,9 @@
-"""A locked set of Python packages as a repository, and the rule that hands it to other rules."""
+"""A locked set of Python packages as a repository, and the rule that hands it to other rules.
+
+The packages are one input of an action, a directory, with their digest as another. Thousands of files would cost each
+action 0.2 to 0.3 s, and a tree artifact half of that. Bazel before 8.5 does not look into a directory: the digest stands
+for what is in it.
+"""
 
 load("//rules:providers.bzl", "InterpreterInfo", "PythonEnvironmentInfo")
 

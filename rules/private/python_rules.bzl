@@ -1,4 +1,8 @@
-"""Which Python rules there are besides stagec's."""
+"""Which Python rules there are besides stagec's.
+
+An aspect reads the attribute `imports`, which those of all rule sets have (python_library.bzl). To load their providers
+would need their repositories. This target gives a provider that Bazel has built in, and a user can replace it.
+"""
 
 load("//rules:providers.bzl", "PythonRulesInfo")
 

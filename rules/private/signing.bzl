@@ -1,4 +1,4 @@
-"""A program that signs a bundle."""
+"""A program that signs a bundle. No action has a key, and no build fetches the packages that sign (compiler/signing.lock)."""
 
 load("//rules:providers.bzl", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")

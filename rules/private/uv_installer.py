@@ -3,7 +3,8 @@
 First uv finds the wheels of the lock for this interpreter in the indexes, without downloading one. Of each package the
 one wheel that pip would take goes into a pylock.toml (https://packaging.python.org/en/latest/specifications/pylock-toml),
 and that is what uv installs: so which wheel was installed, with which digest, is known before. Raises Unusable wherever
-uv does not do what pip would: then pip installs, and says what is wrong if it cannot either.
+uv does not do what pip would: then pip installs, and says what is wrong if it cannot either. pip is on the machine
+anyway, people have settings for it, and it installs uv.
 
 Each package in it has the index that it is from, for uv keeps wheels by index. Without it, uv asks again for each wheel
 that it has. An index without validators, as many proxies are, then sends the whole wheel, and uv keeps another copy.

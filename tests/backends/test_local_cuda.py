@@ -79,7 +79,7 @@ def test_another_device_than_the_targets() -> None:
     local_cuda.refuse_another(reported, h200)
     with pytest.raises(CannotCompile) as caught:
         local_cuda.refuse_another(reported, target("h100-sxm"))
-    what = "the device here is another one: name is NVIDIA H200, not NVIDIA H100 80GB HBM3"
+    what = "this machine has another device: name is NVIDIA H200, not NVIDIA H100 80GB HBM3"
     assert (str(caught.value), caught.value.key) == (what, "device")
 
 

@@ -3,7 +3,6 @@
 Modules: `audit/inspection.py`.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -156,18 +155,30 @@ def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_p
         lambda path: comparison.compare(path, path),
         lambda path: explanation.explain(path, path, (), ()),
     )
-    texts = "[]", '{"constants": [{}]}', '{"constants": {}}', '{"components": 1, "kind": "exported", "format": 2}'
-    for text in map(str.encode, texts):
+    described = "it does not describe an executable"
+    texts = {
+        "[]": ("expected an object, not []", described),
+        '{"constants": [{}]}': ("constants[0]: the key 'aval' is missing", described),
+        '{"constants": {}}': ("constants: expected an array, not {}", described),
+        '{"components": 1, "kind": "exported", "format": 1}': ("", "the key 'function' is missing"),  # no constants
+    }
+    for text, (inspected, compared) in texts.items():
 
-        def change(members: dict[str, bytes], text: bytes = text) -> None:
+        def change(members: dict[str, bytes], text: str = text) -> None:
             index = json.loads(members[INDEX])
-            members[index["functions"]["loop"]["description"]] = text
+            members[index["functions"]["loop"]["description"]] = text.encode()
             index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
             members[INDEX] = encode_index(index)
 
         path = edited(only(zoo, tmp_path / "x.aot", "loop"), tmp_path / "y.aot", change)
-        for look in looks:
-            with contextlib.suppress(StagecError):
+        for look, told in zip(looks, (inspected, compared, compared), strict=True):
+            if told:
+                with pytest.raises(StagecError) as caught:
+                    look(str(path))
+                (problem,) = caught.value.problems
+                assert (problem.file, problem.what) == (str(path), told)
+                assert problem.write.startswith("give a bundle (.aot), ")
+            else:
                 look(str(path))
 
 

@@ -64,8 +64,8 @@ def test_two_arrays_of_one_name(tmp_path: Path) -> None:
             '  did you mean "more"?\n'
             "m.toml: functions.f.serve.state.first.result: no array of the results is at res\n"
             '  did you mean "result"?\n'
-            "m.toml: functions.f.serve.state.second: a call consumes it, for it is donated, and no result takes its "
-            "place\n"
+            "m.toml: functions.f.serve.state.second: a call consumes it, because it is donated, and no result takes "
+            "its place\n"
             "  name a result, or do not donate it\n",
         ),
         (

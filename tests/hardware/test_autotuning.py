@@ -1,6 +1,6 @@
 """Files of results of autotuning: what is read, the full text of every message, and what is written."""
 
-import contextlib
+import re
 from textwrap import dedent
 
 import pytest
@@ -131,7 +131,19 @@ def test_results_of_another_device_or_of_two_versions_of_cudnn() -> None:
     )
 
 
-@given(st.text(st.sampled_from('versionresult{}<>:"3#\\ \n[]/.,;-')))
+_PIECES = [entry(), entry(hlo="b"), entry(hlo="c", more="version: 41"), "version: 3 ", "results ", " # note\n", "\n"]
+_MARKS = st.text(st.sampled_from('versionresult{}<>:"3#\\ \n[]/.,;-'), max_size=3)
+
+
+@given(st.lists(st.sampled_from(_PIECES) | _MARKS).map(lambda pieces: "version: 3 " + "".join(pieces)))
 def test_any_text_is_read_or_explained(text: str) -> None:
-    with contextlib.suppress(StagecError):
-        autotuning.read(text)
+    try:
+        found = autotuning.read(text, "h.textproto")
+    except StagecError as refusal:
+        for problem in refusal.problems:
+            line = re.match(r"line (\d+): ", problem.what)
+            assert problem.file == "h.textproto"
+            assert problem.write
+            assert problem.key if line is None else 1 <= int(line[1]) <= text.count("\n") + 1
+    else:
+        assert autotuning.read(autotuning.write(found, "again")) == found

@@ -171,7 +171,7 @@ def test_objects_with_other_static_parts_are_refused(bundle: Path, model: Any) -
         ),
         (
             changed(states, "graph", model.nnx.split(model.Other(model.nnx.Rngs(0)))[0]),
-            "states['graph']: attributes is another one than it was when the function was built",
+            "states['graph']: attributes is not what it was when the function was built",
         ),
         (changed(states, "pure", without), "states['pure']['layers']: key 1 is missing"),
         (

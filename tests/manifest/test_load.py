@@ -1,4 +1,4 @@
-"""Loading a manifest: what is accepted, and the full text of every message.
+"""Loading a manifest: what is accepted, where and why it is refused; `messages.txt` has the exact words of many.
 
 Modules: `core/builds/frontends.py`, `manifest/cpu.py`, `manifest/cuda.py`, `manifest/environment.py`,
 `manifest/models.py`, `manifest/tables.py`, `manifest/targets.py`, `manifest/toml.py`, `manifest/tpu.py`,
@@ -31,7 +31,9 @@ from stagec.manifest.models import (
     TpuTarget,
     Variant,
 )
+from tests.messages import Messages
 
+MESSAGES = Messages(Path(__file__).with_name("messages.txt"))
 MODELS = (Document, Header, CpuTarget, CudaTarget, TpuTarget, Mesh, Function, Variant, Limits)
 
 HEAD = """
@@ -50,13 +52,18 @@ targets = ["cpu"]
 """
 
 
-def problems_of(text: str, folder: Path) -> str:
-    """The message of the problems in a manifest, under the name m.toml."""
+def refusal_of(text: str, folder: Path) -> StagecError:
+    """What is raised for a manifest, under the name m.toml."""
     path = folder / "manifest.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(StagecError) as caught:
         load_manifest(path, "m.toml")
-    return str(caught.value)
+    return caught.value
+
+
+def problems_of(text: str, folder: Path) -> str:
+    """The message of the problems in a manifest, under the name m.toml."""
+    return str(refusal_of(text, folder))
 
 
 def test_releases_of_jaxlib(tmp_path: Path) -> None:
@@ -112,188 +119,130 @@ def test_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "problems"),
     [
         pytest.param(
             'args = ["f32[3]", { w = "f32[batch,64" }]',
-            """\
-            m.toml: functions.f.args[1].w: "f32[batch,64": missing "]" in aval
-              write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)""",
+            ['functions.f.args[1].w -> "f32[batch,64]"'],
             id="aval",
         ),
         pytest.param(
             'args = [{ "a.b" = "float32[3]" }, 3]',
-            """\
-            m.toml: functions.f.args[0]."a.b": "float32[3]": "float32" is not a short dtype name
-              write f32
-            m.toml: functions.f.args[1]: 3 is not an aval
-              write for example "f32[batch,64]\"""",
+            ['functions.f.args[0]."a.b" -> f32', 'functions.f.args[1] -> "f32[batch,64]"'],
             id="several leaves",
         ),
         pytest.param(
             'args = ["i2[3]"]',
-            """\
-            m.toml: functions.f.args[0]: "i2[3]": jax.export has no i2 in its format
-              write i4""",
+            ["functions.f.args[0] -> i4"],
             id="not exportable",
         ),
         pytest.param(
             'args = "f32[3]"',
-            """\
-            m.toml: functions.f.args: "f32[3]" is not an array
-              write for example args = ["f32[batch,64]"]""",
+            ['functions.f.args -> args = ["f32[batch,64]"]'],
             id="args not an array",
         ),
         pytest.param(
             'args = ["safetensors:/a.safetensors", "safetensors:a.safetensors?sep=", "safetensors:a.safetensors?order=1"]',
-            """\
-            m.toml: functions.f.args[0]: "safetensors:/a.safetensors": "/a.safetensors" is not a path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."
-            m.toml: functions.f.args[1]: "safetensors:a.safetensors?sep=": the only option of a safetensors file is sep
-              write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=."
-            m.toml: functions.f.args[2]: "safetensors:a.safetensors?order=1": the only option of a safetensors file is sep
-              write for example "safetensors:weights.safetensors" or "safetensors:weights.safetensors?sep=.\"""",
+            [
+                'functions.f.args[0] -> "safetensors:weights.safetensors"',
+                'functions.f.args[1] -> "safetensors:weights.safetensors"',
+                'functions.f.args[2] -> "safetensors:weights.safetensors"',
+            ],
             id="safetensors",
         ),
         pytest.param(
             'args = []\nkwargs = { "a b" = "f32" }',
-            """\
-            m.toml: functions.f.kwargs."a b": "a b" is not a Python name
-              write for example kwargs = { mask = "bool[batch]" }""",
+            ['functions.f.kwargs."a b" -> kwargs = { mask = "bool[batch]" }'],
             id="name of a keyword argument",
         ),
         pytest.param(
             'args = []\nentry = "pkg.mod"',
-            """\
-            m.toml: functions.f.entry: "pkg.mod" is not of the form package.module:attribute, and not a path of a .mlir file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example entry = "examples.digits.model:predict\"""",
+            ['functions.f.entry -> entry = "examples.digits.model:predict"'],
             id="entry",
         ),
         pytest.param(
             "args = []\nentry = 3",
-            """\
-            m.toml: functions.f.entry: 3 is not a string
-              write for example entry = "examples.digits.model:predict\"""",
+            ['functions.f.entry -> entry = "examples.digits.model:predict"'],
             id="entry not a string",
         ),
         pytest.param(
             "args = []\nentry = [" + ", ".join(["1234567"] * 10) + "]",
-            """\
-            m.toml: functions.f.entry: [1234567, 1234567, 1234567, 1234567, 1234567, 1234567, 12... is not a string
-              write for example entry = "examples.digits.model:predict\"""",
+            ['functions.f.entry -> entry = "examples.digits.model:predict"'],
             id="a long value is cut",
         ),
         pytest.param(
             'args = []\navals = "pkg.mod:f"\nkwargs = {}',
-            """\
-            m.toml: functions.f: args and kwargs and avals both say what the arguments are
-              keep one of the two""",
+            ["functions.f"],
             id="args and avals",
         ),
         pytest.param(
             "",
-            """\
-            m.toml: functions.f: nothing says what the arguments are
-              write for example args = ["f32[batch,64]"], or args = [] for a function without arguments""",
+            ['functions.f -> args = ["f32[batch,64]'],
             id="no args",
         ),
         pytest.param(
             'args = []\nplatforms = ["cpu", "gpu"]',
-            """\
-            m.toml: functions.f.platforms[1]: unknown value "gpu"
-              write one of "cpu", "cuda", "rocm", "tpu\"""",
+            ["functions.f.platforms[1]"],
             id="platform",
         ),
         pytest.param(
             "args = []\nplatforms = []",
-            """\
-            m.toml: functions.f.platforms: an empty array
-              write for example platforms = ["cpu", "cuda", "tpu"]""",
+            ['functions.f.platforms -> platforms = ["cpu", "cuda", "tpu"]'],
             id="no platforms",
         ),
         pytest.param(
             'args = []\nplatforms = ["cpu", "tpu", "cpu"]\ndonate_argnums = [0, 0]',
-            """\
-            m.toml: functions.f.platforms[2]: "cpu" is written twice
-              write it once
-            m.toml: functions.f.donate_argnums[1]: 0 is written twice
-              write it once""",
+            ["functions.f.platforms[2]", "functions.f.donate_argnums[1]"],
             id="twice",
         ),
         pytest.param(
             "args = []\nbuckets = { a = [1, 0, 1], b = [], c = 3, d = [1.0] }",
-            """\
-            m.toml: functions.f.buckets.a[1]: 0 is not a size
-              write an integer of 1 or more
-            m.toml: functions.f.buckets.a[2]: 1 is written twice
-              write each size once
-            m.toml: functions.f.buckets.b: no sizes
-              write for example [1, 8, 64]
-            m.toml: functions.f.buckets.c: 3 is not an array
-              write for example buckets = { batch = [1, 8, 64] }
-            m.toml: functions.f.buckets.d[0]: 1.0 is not an integer
-              write for example buckets = { batch = [1, 8, 64] }""",
+            [
+                "functions.f.buckets.a[1]",
+                "functions.f.buckets.a[2]",
+                "functions.f.buckets.b",
+                "functions.f.buckets.c -> buckets = { batch = [1, 8, 64] }",
+                "functions.f.buckets.d[0] -> buckets = { batch = [1, 8, 64] }",
+            ],
             id="buckets",
         ),
         pytest.param(
             'args = []\nconstraints = ["batch", "batch / 2 == 1"]',
-            """\
-            m.toml: functions.f.constraints[0]: "batch": a constraint compares two dimensions with ==, >= or <=
-              write for example "batch % 8 == 0" or "batch >= 8"
-            m.toml: functions.f.constraints[1]: "batch / 2 == 1": bad dimension expression "batch / 2"
-              write for example "batch % 8 == 0" or "batch >= 8\"""",
+            ['functions.f.constraints[0] -> "batch % 8 == 0"', 'functions.f.constraints[1] -> "batch % 8 == 0"'],
             id="constraints",
         ),
         pytest.param(
             "args = []\nstatic = { a = [1, { b = 1 }], c = inf, d = 2020-01-01 }",
-            """\
-            m.toml: functions.f.static.a[1]: a table cannot be a static value, because it is not hashable
-              write an array, or a string
-            m.toml: functions.f.static.c: inf has no JSON form
-              write a finite number, or a string
-            m.toml: functions.f.static.d: 2020-01-01 is not a number, a string or a boolean
-              write for example 1.0""",
+            ["functions.f.static.a[1]", "functions.f.static.c", "functions.f.static.d -> 1.0"],
             id="static",
         ),
         pytest.param(
             'kwargs = { a = "f32" }\nstatic = { a = 1 }',
-            """\
-            m.toml: functions.f.static.a: "a" is also one of the kwargs
-              keep one of the two""",
+            ["functions.f.static.a"],
             id="static and kwargs",
         ),
         pytest.param(
             "args = []\nvjp_order = 3\nkeep_unused = 1\ndonate_argnums = [-1]",
-            """\
-            m.toml: functions.f.donate_argnums[0]: -1 is less than 0
-              write for example donate_argnums = [0]
-            m.toml: functions.f.keep_unused: 1 is not true or false
-              write for example keep_unused = true
-            m.toml: functions.f.vjp_order: unknown value 3
-              write one of 0, 1, 2""",
+            [
+                "functions.f.donate_argnums[0] -> donate_argnums = [0]",
+                "functions.f.keep_unused -> keep_unused = true",
+                "functions.f.vjp_order",
+            ],
             id="numbers",
         ),
         pytest.param(
             "args = []\ndonate_argnam = []",
-            """\
-            m.toml: functions.f.donate_argnam: unknown key
-              did you mean "donate_argnames"?""",
+            ['functions.f.donate_argnam -> "donate_argnames"'],
             id="unknown key",
         ),
         pytest.param(
             'args = []\nisa = "AVX"\nreproducible = true',
-            """\
-            m.toml: functions.f.isa: unknown key
-              isa belongs in a table [targets.NAME]
-            m.toml: functions.f.reproducible: unknown key
-              reproducible belongs in a table [manifest]""",
+            ["functions.f.isa", "functions.f.reproducible"],
             id="key of another table",
         ),
         pytest.param(
             "args = []\nstatic_argnums = [0]",
-            """\
-            m.toml: functions.f.static_argnums: a static argument needs a value ahead of time
-              bind values by name under static, for example static = { temperature = 1.0 }; for several, write variants""",
+            ["functions.f.static_argnums"],
             id="refused keys",
         ),
         pytest.param(
@@ -303,33 +252,26 @@ def test_load(tmp_path: Path) -> None:
             inputs = "./golden.npz"
             bucket = { n = "8" }
             input = 1""",
-            """\
-            m.toml: functions.f.bind.p.file: "../w.safetensors" is not a path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example file = "weights.safetensors"
-            m.toml: functions.f.bind.q.file: "w.npz" is not a path of a .safetensors file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example file = "weights.safetensors"
-            m.toml: functions.f.golden.inputs: "./golden.npz" is not a path of a .npz file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example inputs = "golden.npz"
-            m.toml: functions.f.golden.bucket.n: "8" is not an integer
-              write for example bucket = { batch = 8 }
-            m.toml: functions.f.golden.input: unknown key
-              did you mean "inputs"?""",
+            [
+                'functions.f.bind.p.file -> file = "weights.safetensors"',
+                'functions.f.bind.q.file -> file = "weights.safetensors"',
+                'functions.f.golden.inputs -> inputs = "golden.npz"',
+                "functions.f.golden.bucket.n -> bucket = { batch = 8 }",
+                'functions.f.golden.input -> "inputs"',
+            ],
             id="weights and golden",
         ),
         pytest.param(
             "args = []\nserve = { inputs = { x = 'my image' }, outputs = { result = 'bïld' } }",
-            """\
-            m.toml: functions.f.serve.inputs.x: "my image" is not a name of an array: letters, digits and _ . / -, the first no . / or -, at most 200
-              write for example inputs = { "batch['image']" = "image" }
-            m.toml: functions.f.serve.outputs.result: "bïld" is not a name of an array: letters, digits and _ . / -, the first no . / or -, at most 200
-              write for example outputs = { "result['probs']" = "probs" }""",
+            [
+                'functions.f.serve.inputs.x -> inputs = { "batch[\'image\']" = "image" }',
+                'functions.f.serve.outputs.result -> outputs = { "result[\'probs\']" = "probs" }',
+            ],
             id="names for a server",
         ),
         pytest.param(
             'args = []\ngolden = { inputs = "/data/golden.npy" }',
-            """\
-            m.toml: functions.f.golden.inputs: "/data/golden.npy" is not a path of a .npz file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example inputs = "golden.npz\"""",
+            ['functions.f.golden.inputs -> inputs = "golden.npz"'],
             id="golden inputs",
         ),
         pytest.param(
@@ -342,109 +284,81 @@ def test_load(tmp_path: Path) -> None:
             [functions.f.variants.other]
             static = { n = [{}] }
             targets = ["cpu"]""",
-            """\
-            m.toml: functions.f.variants."é": "é" is not a name: letters, digits, _ and -, not starting with a digit or -
-              write a table such as [functions.NAME.variants.square] with static = { power = 2 }
-            m.toml: functions.f.variants.empty.static: an empty table
-              write for example static = { power = 2 }
-            m.toml: functions.f.variants.none.static: missing key
-              write for example static = { power = 2 }
-            m.toml: functions.f.variants.other.static.n[0]: a table cannot be a static value, because it is not hashable
-              write an array, or a string
-            m.toml: functions.f.variants.other.targets: unknown key
-              targets belongs in a table [functions.NAME]""",
+            [
+                'functions.f.variants."é"',
+                "functions.f.variants.empty.static -> static = { power = 2 }",
+                "functions.f.variants.none.static -> static = { power = 2 }",
+                "functions.f.variants.other.static.n[0]",
+                "functions.f.variants.other.targets",
+            ],
             id="variants",
         ),
         pytest.param(
             'kwargs = { n = "f32" }\nvariants = { a = { static = { n = 1 } } }',
-            """\
-            m.toml: functions.f.variants.a.static.n: "n" is also one of the kwargs
-              keep one of the two""",
+            ["functions.f.variants.a.static.n"],
             id="variant and kwargs",
         ),
         pytest.param(
             'args = []\ndisabled_checks = ["all", "platfrom", "custom_call:", "shape_assertions", "platform"]',
-            """\
-            m.toml: functions.f.disabled_checks[0]: all checks at once cannot be switched off
-              name those that may fail: "platform", "custom_call:TARGET"
-            m.toml: functions.f.disabled_checks[1]: unknown check "platfrom"
-              write one of "platform", "custom_call:TARGET"
-            m.toml: functions.f.disabled_checks[2]: "custom_call:" does not name a custom call
-              write for example "custom_call:my_kernel"
-            m.toml: functions.f.disabled_checks[3]: JAX has no way to switch shape assertions off any more
-              leave out the constraint that does not hold""",
+            [
+                "functions.f.disabled_checks[0]",
+                "functions.f.disabled_checks[1]",
+                'functions.f.disabled_checks[2] -> "custom_call:my_kernel"',
+                "functions.f.disabled_checks[3]",
+            ],
             id="disabled checks",
         ),
         pytest.param(
             'args = []\nmesh = "a b"',
-            """\
-            m.toml: functions.f.mesh: "a b" is not a name: letters, digits, _ and -, not starting with a digit or -
-              write for example mesh = "dp"
-            m.toml: functions.f.mesh: unknown mesh "a b"
-              add a table [meshes."a b"]""",
+            ['functions.f.mesh -> mesh = "dp"', "functions.f.mesh"],
             id="mesh",
         ),
         pytest.param(
             'args = []\nin_shardings = ["P(x, x)", "Q(x)", "P(x, 1)", 3, ["P("]]\nout_shardings = { y = "P(a=1)" }',
-            """\
-            m.toml: functions.f.in_shardings[0]: "P(x, x)": the axis "x" is used twice
-              split one dimension over an axis
-            m.toml: functions.f.in_shardings[1]: "Q(x)" is not a partition spec
-              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"
-            m.toml: functions.f.in_shardings[2]: "P(x, 1)": 1 is not the name of an axis
-              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"
-            m.toml: functions.f.in_shardings[3]: 3 is not a partition spec
-              write for example "P(data, None)"
-            m.toml: functions.f.in_shardings[4][0]: "P(" is not a partition spec
-              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified"
-            m.toml: functions.f.out_shardings.y: "P(a=1)" is not a partition spec
-              write for example "P(data, None)", "P(None, (x, y))", "P()" or "unspecified\"""",
+            [
+                "functions.f.in_shardings[0]",
+                'functions.f.in_shardings[1] -> "P(data, None)"',
+                'functions.f.in_shardings[2] -> "P(data, None)"',
+                'functions.f.in_shardings[3] -> "P(data, None)"',
+                'functions.f.in_shardings[4][0] -> "P(data, None)"',
+                'functions.f.out_shardings.y -> "P(data, None)"',
+            ],
             id="shardings",
         ),
         pytest.param(
             'entry = "sub/model.mlirbc"\nargs = []\nvjp_order = 1',
-            """\
-            m.toml: functions.f.args: sub/model.mlirbc is a StableHLO module, which is not traced
-              leave args out; the module itself says it
-            m.toml: functions.f.vjp_order: sub/model.mlirbc is a StableHLO module, which is not traced
-              leave vjp_order out; the module itself says it""",
+            ["functions.f.args", "functions.f.vjp_order"],
             id="StableHLO",
         ),
     ],
 )
-def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> None:
+def test_a_function_with_a_mistake(
+    request: pytest.FixtureRequest, lines: str, problems: list[str], tmp_path: Path
+) -> None:
     function = '\n[functions.f]\ntargets = ["cpu"]\n' + ("" if "entry =" in lines else 'entry = "pkg.mod:f"\n')
-    assert problems_of(HEAD + function + lines, tmp_path) == dedent(message)
+    MESSAGES.check(request.node, refusal_of(HEAD + function + lines, tmp_path), problems)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "problems"),
     [
         pytest.param(
             "",
-            """\
-            m.toml: manifest: missing table
-              write a table [manifest] with name = "digits" and version = "1.0.0"
-            m.toml: functions: missing table
-              write a table such as [functions.predict] with entry = "examples.digits.model:predict\"""",
+            ["manifest", "functions"],
             id="empty",
         ),
         pytest.param(
             HEAD + "[functions]\n",
-            """\
-            m.toml: functions: no functions
-              write a table such as [functions.predict] with entry = "package.module:function\"""",
+            ["functions"],
             id="no functions",
         ),
         pytest.param(
             FUNCTION + '[manifest]\nname = "a.b"\nversion = "1/2"\n[targets.cpu]\n',
-            """\
-            m.toml: manifest.name: "a.b" is not a name: letters, digits, _ and -, not starting with a digit or -
-              write for example name = "digits"
-            m.toml: manifest.version: "1/2" is not a version: letters, digits and . + _ -
-              write for example version = "1.0.0"
-            m.toml: targets.cpu: missing key platform
-              write for example platform = "cpu\"""",
+            [
+                'manifest.name -> name = "digits"',
+                'manifest.version -> version = "1.0.0"',
+                'targets.cpu -> platform = "cpu"',
+            ],
             id="header and target",
         ),
         pytest.param(
@@ -455,29 +369,19 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
             + '[targets.c]\nplatform = "tpu"\nisa = "AVX"\ntopology = "v5e"\nchips_per_host = "2"\nslices = 0\n'
             + '[targets.d]\nplatform = "cuda"\ndevice = "a/b"\ntopology = "8 x 8"\n'
             + FUNCTION,
-            """\
-            m.toml: targets.cpu.parallelism: 0 is less than 1
-              write for example parallelism = 8
-            m.toml: targets.cpu.compiler_options.a: [1] is not a number, a string or a boolean
-              write for example 1.0
-            m.toml: targets.a: platform "rocm" is not supported
-              write one of "cpu", "cuda", "tpu"
-            m.toml: targets.b.isa: unknown value "native"
-              write one of "SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "AMX_FP16"
-            m.toml: targets.b.topology: unknown key
-              topology belongs in a target with platform = "cuda"
-            m.toml: targets.b.device: unknown key
-              device belongs in a target with platform = "cuda"
-            m.toml: targets.c.topology: "v5e" is not a TPU topology: a generation, and chips along each axis
-              write for example topology = "v5e:2x2"
-            m.toml: targets.c.slices: 0 is less than 1
-              write for example slices = 2
-            m.toml: targets.c.isa: unknown key
-              isa belongs in a target with platform = "cpu"
-            m.toml: targets.d.device: "a/b" is not the short name of a device, and not a path of a .toml file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example device = "h100-sxm"
-            m.toml: targets.d.topology: "8 x 8" is not a shape: sizes with x between them
-              write for example topology = "1x1x8\"""",
+            [
+                "targets.cpu.parallelism -> parallelism = 8",
+                "targets.cpu.compiler_options.a -> 1.0",
+                "targets.a",
+                "targets.b.isa",
+                "targets.b.topology",
+                "targets.b.device",
+                'targets.c.topology -> topology = "v5e:2x2"',
+                "targets.c.slices -> slices = 2",
+                "targets.c.isa",
+                'targets.d.device -> device = "h100-sxm"',
+                'targets.d.topology -> topology = "1x1x8"',
+            ],
             id="targets",
         ),
         pytest.param(
@@ -487,71 +391,52 @@ def test_a_function_with_a_mistake(lines: str, message: str, tmp_path: Path) -> 
             + '[targets.c]\nplatform = "cpu"\ncore = "neoverse-n1"\n'
             + '[targets.d]\nplatform = "cpu"\n'
             + FUNCTION,
-            """\
-            m.toml: targets.a.core: missing key
-              write for example core = "neoverse-n1"
-            m.toml: targets.b.isa: it is for architecture = "x86_64"
-              take it out, or write for example core = "neoverse-n1"
-            m.toml: targets.c.core: it is for architecture = "aarch64"
-              take it out, or write for example isa = "AVX2"
-            m.toml: targets.c.isa: missing key
-              write for example isa = "AVX2"
-            m.toml: targets.d.isa: missing key
-              write for example isa = "AVX2\"""",
+            [
+                'targets.a.core -> core = "neoverse-n1"',
+                "targets.b.isa",
+                "targets.c.core",
+                'targets.c.isa -> isa = "AVX2"',
+                'targets.d.isa -> isa = "AVX2"',
+            ],
             id="architectures",
         ),
         pytest.param(
             HEAD + '[functions."a.b"]\nentry = "pkg.mod:f"\nargs = []\nplatforms = ["cpu"]\n',
-            """\
-            m.toml: functions."a.b": "a.b" is not a name: letters, digits, _ and -, not starting with a digit or -
-              write a table such as [functions.predict] with entry = "examples.digits.model:predict\"""",
+            ['functions."a.b"'],
             id="name of a function",
         ),
         pytest.param(
             HEAD + '[functions.f]\nentry = "pkg.mod:f"\nargs = []\n',
-            """\
-            m.toml: functions.f: neither targets nor platforms
-              write targets = ["NAME"] for executables, or platforms = ["cpu"] for the exported artifact alone""",
+            ['functions.f -> targets = ["NAME"]'],
             id="nothing to build",
         ),
         pytest.param(
             HEAD + FUNCTION.replace('["cpu"]', '["cpuu", "xyz"]'),
-            """\
-            m.toml: functions.f.targets[0]: unknown target "cpuu"
-              did you mean "cpu"?
-            m.toml: functions.f.targets[1]: unknown target "xyz"
-              write one of cpu, a short name that stagec targets lists, or a TPU topology such as v5e:2x2""",
+            ['functions.f.targets[0] -> "cpu"', "functions.f.targets[1]"],
             id="unknown target",
         ),
         pytest.param(
             HEAD.split("[targets", maxsplit=1)[0] + FUNCTION,
-            """\
-            m.toml: functions.f.targets[0]: unknown target "cpu"
-              did you mean "cpu-sse42", "cpu-avx", "cpu-avx2", "cpu-avx512", "cpu-avx512-vnni", "cpu-avx512-bf16", \
-"cpu-amx" or "cpu-amx-fp16"?""",
+            ['functions.f.targets[0] -> "cpu-sse42"'],
             id="no targets",
         ),
         pytest.param(
             "function = 1\nfunctions = 2\n" + HEAD,
-            """\
-            m.toml: functions: 2 is not a table
-              write a table such as [functions.predict] with entry = "examples.digits.model:predict"
-            m.toml: function: unknown key
-              did you mean "functions"?""",
+            ["functions", 'function -> "functions"'],
             id="not a table",
         ),
         pytest.param(
             HEAD.replace('version = "1"', 'version = "1"\njax_cache_machines = { cpu = ["85EFD4ACE077AAE1"] }')
             + FUNCTION,
-            """\
-            m.toml: manifest.jax_cache_machines.cpu[0]: "85EFD4ACE077AAE1" is not a fingerprint: 16 digits and letters a to f, as python -m stagec.jax_cache prints it
-              write for example jax_cache_machines = { cpu-avx2 = ["85efd4ace077aae1"] }""",
+            ['manifest.jax_cache_machines.cpu[0] -> jax_cache_machines = { cpu-avx2 = ["85efd4ace077aae1"] }'],
             id="machines in capitals",
         ),
     ],
 )
-def test_a_manifest_with_a_mistake(text: str, message: str, tmp_path: Path) -> None:
-    assert problems_of(text, tmp_path) == dedent(message)
+def test_a_manifest_with_a_mistake(
+    request: pytest.FixtureRequest, text: str, problems: list[str], tmp_path: Path
+) -> None:
+    MESSAGES.check(request.node, refusal_of(text, tmp_path), problems)
 
 
 @pytest.mark.parametrize("text", [HEAD + FUNCTION + FUNCTION, HEAD + FUNCTION + "args = []\n", "[manifest\n", 'a = "x'])
@@ -762,67 +647,62 @@ def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("target", "message"),
+    ("target", "problems"),
     [
         (
             'platform = "cuda"\ndevice = "h201"',
-            """\
-            m.toml: targets.t.device: unknown device "h201"
-              did you mean "h200"?
-              for another one, write the path of a file that describes it, as stagec describe-device writes it""",
+            ['targets.t.device -> "h200"'],
         ),
         (
             'platform = "cuda"\ndevice = "none.toml"',
-            """\
-            m.toml: targets.t.device: cannot read none.toml: no such file or directory
-              stagec describe-device writes such a file for the device in front of it""",
+            ["targets.t.device"],
         ),
         (
             'platform = "cuda"\ndevice = "../none.toml"',
-            """\
-            m.toml: targets.t.device: "../none.toml" is not the short name of a device, and not a path of a .toml file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example device = "h100-sxm\"""",
+            ['targets.t.device -> device = "h100-sxm"'],
         ),
         (
             'platform = "cuda"\ndevice = "h200"\nautotuning = "none.textproto"',
-            """\
-            m.toml: targets.t.autotuning: cannot read none.textproto: no such file or directory
-              begin with an empty file; stagec autotune writes it on a machine with the device""",
+            ["targets.t.autotuning"],
         ),
         (
             'platform = "cuda"\ndevice = "h200"\nautotuning = "../none.textproto"',
-            """\
-            m.toml: targets.t.autotuning: "../none.textproto\" is not a path of a .textproto file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example autotuning = "h200.autotune.textproto\"""",
+            ['targets.t.autotuning -> autotuning = "h200.autotune.textproto"'],
         ),
         (
             'platform = "cuda"\ndevice = "h200"\nautotuning = "results.pb"',
-            """\
-            m.toml: targets.t.autotuning: "results.pb" is not a path of a .textproto file below the manifest's folder: it has letters, digits and / _ . + -, and no part of it begins with . + -
-              write for example autotuning = "h200.autotune.textproto\"""",
+            ['targets.t.autotuning -> autotuning = "h200.autotune.textproto"'],
         ),
         (
             'platform = "cuda"\ndevice = "h200"\ntopology = "8"',
-            """\
-            m.toml: targets.t.topology: "8" is not a topology of NVIDIA devices
-              write partitions x hosts x devices of each host, for example 1x1x1 or 1x2x8""",
+            ["targets.t.topology"],
         ),
         (
             'platform = "tpu"\ntopology = "v7x:2x2x1"',
-            """\
-            m.toml: targets.t.topology: there is no TPU generation v7x; libtpu knows v2, v3, v4, v5e, v5p, v6e, tpu7x
-              did you mean "tpu7x"?""",
+            ['targets.t.topology -> "tpu7x"'],
         ),
         (
             'platform = "tpu"\ntopology = "v6e:4x2"\nchips_per_host = "2x4"',
-            """\
-            m.toml: targets.t.chips_per_host: v6e:4x2: a slice consists of whole hosts, and a host has 2x4 chips
-              write for example v6e:2x4, v6e:2x2 or v6e:2x8""",
+            ["targets.t.chips_per_host"],
         ),
     ],
+    ids=[
+        "device",
+        "no file",
+        "file above",
+        "no results",
+        "results above",
+        "other results",
+        "topology",
+        "generation",
+        "hosts",
+    ],
 )
-def test_hardware_that_does_not_exist(target: str, message: str, tmp_path: Path) -> None:
-    assert problems_of(f"{HEAD}{FUNCTION}[targets.t]\n{target}\n", tmp_path) == dedent(message)
+def test_hardware_that_does_not_exist(
+    request: pytest.FixtureRequest, target: str, problems: list[str], tmp_path: Path
+) -> None:
+    text = f"{HEAD}{FUNCTION}[targets.t]\n{target}\n"
+    MESSAGES.check(request.node, refusal_of(text, tmp_path), problems)
 
 
 def test_results_of_autotuning(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What MkDocs calls while it builds the site: pages outside docs/ become pages too, and linked sources are copied.
 
-In the repository a page links files by relative paths. On the site the same links work: README is its first page, the
-other pages outside docs/ keep their paths, and a source file that a page links is copied to `source/`, as text.
+In the repository a page links files by relative paths. On the site the same links work: README is its first page, so
+docs/index.md has another name there; the other pages outside docs/ keep their paths, and a source file that a page
+links is copied to `source/`, as text.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ OUTSIDE = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "SECURITY.md": "SECURITY.md",
     "benchmarks/README.md": "benchmarks/README.md",
+    "docs/index.md": "pages.md",
     "examples/transformer/README.md": "examples/transformer/README.md",
 }
-"""Pages outside docs/: path in the repository -> path on the site."""
+"""Pages whose path on the site is another than in docs/: path in the repository -> path on the site."""
 
 BOOST = {"manifest.md": 2.0, "ARCHITECTURE.md": 0.5, "CHANGELOG.md": 0.5}
 """Pages on the site whose sections a search puts further up (above 1) or further down."""
@@ -39,8 +41,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     root = _root(config)
-    pages = OUTSIDE | {f"docs/{file.src_uri}": file.src_uri for file in files.documentation_pages()}
+    pages = {f"docs/{file.src_uri}": file.src_uri for file in files.documentation_pages()} | OUTSIDE
     for path, uri in OUTSIDE.items():
+        if there := files.get_file_from_path(uri):  # docs/index.md, where README goes
+            files.remove(there)
         files.append(File.generated(config, uri, content=(root / path).read_text("utf-8")))
     for path in pages:
         for target, _ in _LINK.findall((root / path).read_text("utf-8")):
@@ -60,7 +64,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     page.meta |= {"search": {"boost": BOOST.get(uri, 1.0)}}
     there = {site: path for path, site in OUTSIDE.items()}
     path = there.get(uri, f"docs/{uri}")
-    pages = OUTSIDE | {f"docs/{file.src_uri}": file.src_uri for file in files.documentation_pages()}
+    pages = {f"docs/{file.src_uri}": file.src_uri for file in files.documentation_pages()} | OUTSIDE
 
     def moved(match: re.Match[str]) -> str:
         linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[1]))

@@ -36,7 +36,7 @@ _LISTED = 6
 """How many operations or arrays a message lists."""
 
 Measured = dict[str, Any]
-"""Of one executable: metrics by name; "collectives" and "operations" by kind, "arrays" by description."""
+"""The costs of one executable: metrics by name; "collectives" and "operations" by kind, "arrays" by description."""
 
 
 def measure(executables: Iterable[Executable]) -> dict[str, Measured]:

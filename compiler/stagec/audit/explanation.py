@@ -91,7 +91,7 @@ def explain(
 def built_again(path: str) -> str:
     """Return why Bazel builds an artifact again whenever a file is added to `deps` or `data`; "" if it does not.
 
-    Its build says so, in a file beside it. Where that is not there, or says nothing, it is as if it did not.
+    Its build writes the reason into a file beside it. Without the file, or without a reason in it, the answer is "".
     """
     with contextlib.suppress(OSError, LoadError, UnicodeDecodeError):
         lines = Path(f"{path}.unread").read_bytes().decode("utf-8").splitlines() if path.endswith(".exported") else []

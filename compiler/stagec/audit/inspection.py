@@ -27,7 +27,7 @@ _IDS = 16
 def inspect(path: str, ptx: str = "", sass: str = "") -> dict[str, Any]:
     """Return a report on the file at `path`; "kind" is its kind. Native code reads it only in a child process.
 
-    ptx, sass: a kernel of an executable or of PTX, of which the report has "code" then, as PTX or SASS.
+    ptx, sass: a kernel of an executable or of PTX, whose code the report then has, as PTX or SASS under "code".
     Raises StagecError when the file has another kind, or is damaged, or has no such kernel.
     """
     write = (

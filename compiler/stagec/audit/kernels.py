@@ -169,7 +169,7 @@ def encoded(data: bytes, name: str) -> str:
 
 
 def no_kernel(name: str, names: Collection[str]) -> str:
-    """Say that it has no code of a kernel, and of which it has."""
+    """Say that it has no code of a kernel, and name the kernels that it has code of."""
     first, more = [*names][:_NAMES], len(names) - _NAMES
     listed = ", ".join([*(known[:_LONGEST] for known in first), *([f"and {more:,} more"] if more > 0 else [])])
     return f'it has no code of a kernel "{name}"; it has {listed or "none"}'

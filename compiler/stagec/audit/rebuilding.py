@@ -28,7 +28,7 @@ from stagec.trust.model_signing import SignedModel
 from stagec.trust.provenance import directory_hash
 
 _WITHOUT_CACHES = ("--remote_cache=", "--disk_cache=", "--remote_executor=", "--symlink_prefix=/")
-"""Options of the build: nothing of somebody else's, and no links in the checkout."""
+"""Options of the build: no results of other builds, and no links in the checkout."""
 _LARGEST = 64 << 20
 """Bytes of a statement, as in an envelope."""
 _SHOWN = 20

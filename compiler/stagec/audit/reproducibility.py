@@ -120,8 +120,8 @@ def reproduce(
     """Build every artifact twice; return (the differences by artifact; the number of compared artifacts).
 
     roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
-    plugins: for a platform, the folder of the packages that compiling for it may import, and tracing a function whose
-    spec names it. Tracing another one with them would be something else: JAX imports what it finds.
+    plugins: platform -> folder of packages. Compiling for the platform may import them, and so may tracing a function
+    whose spec names it. No other trace may see them, because JAX imports the plugins that it finds.
     progress: counts each build as a step. retrace: whether to build `exports` again, and not only their executables.
     Raises StagecError when a build fails.
     """
@@ -178,7 +178,7 @@ def reproduce(
 
 
 def _is_unlike(artifact: Export, outs: Sequence[Path]) -> bool:
-    """Return whether a build of an exported artifact is not as it was built."""
+    """Return whether an exported artifact differs from the one that was built."""
     built = artifact.exported.read_bytes()
     return any((out / f"{artifact.name}.exported").read_bytes() != built for out in outs)
 

@@ -27,7 +27,7 @@ _MEMORY = {
 """Our names of sizes -> XLA's."""
 KERNEL_METRICS = ("registers", "shared_memory", "spills")
 _NEVER_NOTHING = ("code_bytes", "peak_bytes")
-"""Where 0 means that XLA did not look: there is no program without code, nor one without arrays."""
+"""Metrics that are never 0, because every program has code and arrays: a 0 means that XLA did not look."""
 
 
 def analyze(

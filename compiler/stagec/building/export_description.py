@@ -1,4 +1,8 @@
-"""The description of an exported artifact: the file `<name>.exported.json` beside it."""
+"""The description of an exported artifact: the file `<name>.exported.json` beside it.
+
+It has the names of parameters, and the donated arguments, so that messages can show a call as a person writes it. No
+compile action reads it, and the loader reads it only for a message.
+"""
 
 from __future__ import annotations
 

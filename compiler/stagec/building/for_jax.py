@@ -1,5 +1,8 @@
 """Build entries of JAX's compilation cache: compile the program in a key, after checking that the key is its name.
 
+A program of `jax.jit` is not the one of the bundle: it has JAX's calling convention, and names of results, which an
+exported module has not. So each signature is lowered and compiled once more.
+
 The key comes from an action in which a model ran. JAX takes whatever lies under the name that it looks for. So an entry
 gets only the name of what XLA compiled for it: the name's hash is of the module and the options that XLA gets, and of
 nothing that stagec did not look at.
@@ -91,6 +94,7 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
         yield f"the module {called} is named {key.module}"
     if key.parts[jax_entries.JAXLIB] != compatibility.version().encode():
         yield f"it is of another jaxlib than {compatibility.version()}"
+    # A flag may name a file to write. It came from a process in which a model ran, so none is accepted.
     if key.parts[jax_entries.FLAGS]:
         said = key.parts[jax_entries.FLAGS].decode(errors="replace")
         yield f"XLA_FLAGS or LIBTPU_INIT_ARGS was {said} where the model ran; write the target's compiler_options"
@@ -104,6 +108,7 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
         compilation.compile_options(range(count), target.compiler_options, serialized).SerializeAsString() != serialized
     ):
         yield "its options are not the target's compiler_options"
+    # Options of XLA that are strings name files to read or write, and a model may have set them.
     if _texts(serialized) - _texts(_own_options()) - {b""}:
         yield "it sets options of XLA that may name files"
 

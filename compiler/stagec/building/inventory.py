@@ -43,6 +43,7 @@ def take(compiled: Compiled, hardware: Hardware, names: Sequence[str], spec: Exe
     "hardware": "memory", "bandwidth" and "flops" of one device, null if they are not known. "limits": those of the
     manifest, by key. Counts are numbers of runs; "unknown" if they are not known.
     """
+    # In the action that compiles: another one would have to compile again to see the optimized program.
     description, program = compiled.description, compiled.as_text()
     mesh = description.device_assignment
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)) if mesh else {}

@@ -68,7 +68,7 @@ A name is a relative path whose parts do not start with a dot or a dash: never o
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _MEMBER = struct.Struct("<4s4xHH4xI4xIHH14x")
-"""Of a record of the directory: signature, flags, method, CRC-32, size, lengths of the name and of the extra field."""
+"""Fields of a record of the directory: signature, flags, method, CRC-32, size, lengths of name and extra field."""
 _END = struct.Struct("<4sHHHHIIH")
 _VERSION, _VERSION_ZIP64, _UNIX = 20, 45, 3 << 8
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
@@ -446,6 +446,8 @@ class Archive:
         data = self._source.read(entry.start, entry.size)
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} does not have the CRC-32 that the zip lists")
+        # The signature comes first: until enough keys vouch for these bytes, nobody parses them. Only the envelope is
+        # parsed before, within limits of its own.
         if vouch is not None:
             before = self._source.read(0, entry.start)  # with the index that was read: the file may be another by now
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))

@@ -53,7 +53,7 @@ class Tensor:
 
 
 def head(file: RegularFile) -> bytes:
-    """Return what is before the arrays of a file, its length and the header, and parse nothing of it.
+    """Return the bytes before the arrays of a file: the length of the header, and the header. Nothing is parsed.
 
     Raises OSError, and ValueError when there is no such header.
     """

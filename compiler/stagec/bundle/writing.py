@@ -1,4 +1,8 @@
-"""Write a bundle: its members and its index. `stagec.bundle.archive` has the container."""
+"""Write a bundle: its members and its index. `stagec.bundle.archive` has the container.
+
+The action that made an artifact described it too, with its digest. So writing a bundle parses no module: it checks
+digests and shapes, and joins what is there. An edit of one function waits for it, and it reads all of them.
+"""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class Exchange(NamedTuple):
 def exchange(instruction: Instruction, computation: Computation, fused: bool) -> Exchange | None:
     """Return the exchange of an instruction of `computation`; None if there is none, and for the end of an exchange.
 
-    fused: whether the computation is a fusion's. XLA:TPU writes some things with fusions: an all-reduce of which each
-    device then takes its part is a reduce-scatter; and parts of one all-gather, which go on while other things are
-    computed, are in several fusions, with a number in common.
+    fused: whether the computation is a fusion's. XLA:TPU writes some exchanges with fusions. If each device takes only
+    its part of an all-reduce, that is a reduce-scatter. An all-gather that goes on while other things are computed is
+    in parts, in several fusions with a number in common.
     """
     kind = instruction.operation
     if kind not in COLLECTIVES and not (kind == "send" and _PAIRS.search(instruction.attributes)):

@@ -137,7 +137,7 @@ class _Simulation:
             self._wait(instruction.name)
 
     def _compute(self, event: Event, seconds: float, moving: float) -> None:
-        """Compute for some seconds, of which the memory is busy for `moving`."""
+        """Compute for some seconds. The memory is busy for `moving` of them."""
         if seconds:
             self.events.append(event._replace(at=self.now, seconds=seconds))
             self._pass(seconds, moving)

@@ -20,9 +20,9 @@ from stagec.costs.loops import Scope
 Metrics: TypeAlias = dict[tuple[str, ...], float | None]
 """Metrics by name, those of collectives by kind and name; None if not known. Missing metrics are 0."""
 _OPERATION, _AMONG = "operation", "among"
-"""Of keys with three parts: of an opcode, or of devices that exchange arrays (`itemize`)."""
+"""How keys with three parts begin: those of an opcode, and those of devices that exchange arrays (`itemize`)."""
 _ENDS = ("-done", "-update")
-"""Of opcodes: the rest of what was counted when it started."""
+"""How opcodes end that finish something: it was counted where it started."""
 FLOPS, BYTES, SECONDS = ("flops",), ("bytes",), ("seconds",)
 
 

@@ -72,6 +72,8 @@ def _origin(aval: Aval, operation: Any, named: Callable[[int], Iterable[NamedArr
         content = memoryview(operation.attributes["value"]).tobytes()
     except (ValueError, TypeError, BufferError):  # a dtype of which jaxlib does not give the values
         content = None
+    # A module has the constant and no name of it. So look for an array with the same bytes among those that the
+    # function reaches: in its closure, and in the globals of its module.
     for name, array, where in named(LARGE):
         if tuple(array.shape) != aval.shape or str(array.dtype) != DTYPES[aval.dtype].numpy_name:
             continue

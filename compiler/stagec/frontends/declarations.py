@@ -126,7 +126,7 @@ def _faults_of_names(spec: FunctionSpec, call: Call) -> Iterator[Fault]:
         for key, what, write in _faults_of_state(call, state, table, all_of):
             yield f"{place}{key}", what, write
         if not state.given and given_away.intersection(state.taken):
-            what = "a call consumes it, for it is donated, and no result takes its place"
+            what = "a call consumes it, because it is donated, and no result takes its place"
             yield place, what, "name a result, or do not donate it"
         for key, leaves in (("argument", state.taken), ("result", state.given)):
             first = next((seen[key, leaf] for leaf in leaves if (key, leaf) in seen), name)

@@ -52,6 +52,8 @@ def make(
     def call() -> list[np.ndarray[Any, Any]]:
         return frontend(spec).results(spec, import_roots, serialized, values)
 
+    # From the function under `jax.jit`, and not from the export: a fault of the export would be in both, and agree with
+    # itself. JAX makes the devices of a sharded function from one CPU.
     results = user_code.run(call, "the golden run raised", spec.manifest, f"{spec.key}.golden")
     taken = [row for i, row in enumerate(zip(paths, values, avals, strict=True)) if i not in bound]
     made = zip(results_of, results, exported.out_avals, strict=True)

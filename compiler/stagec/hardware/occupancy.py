@@ -11,10 +11,10 @@ from typing import NamedTuple
 from stagec.hardware.cuda_devices import CAPABILITY, Device
 
 _PARTITIONS, _REGISTER_UNIT, _MOST_REGISTERS = 4, 256, 255
-"""Of a multiprocessor, each with a part of the registers; registers of a warp are a multiple of the second number; of a
-thread, there are no more than the third."""
+"""In how many parts a multiprocessor has its registers; the number of which a warp's registers are a multiple; the most
+registers of a thread."""
 _SHARED_UNIT, _RESERVED = 128, 1024
-"""Bytes: shared memory of a block is a multiple of the first; the second is added to it for the system."""
+"""Bytes. The shared memory of a block is a multiple of the first; the system adds the second to it."""
 _BLOCKS = {
     **dict.fromkeys(((8, 0), (9, 0), (10, 0), (10, 3)), 32),
     **dict.fromkeys(((8, 9), (12, 0), (12, 1)), 24),

@@ -24,8 +24,8 @@ class Entry:
     name: its short name; of a TPU generation, its name in topologies. platform: "cpu", "cuda" or "tpu".
     doc: one line. source: the origin of the numbers.
     memory: bytes; flops: peak bfloat16 operations a second; bandwidth: bytes a second from memory; links: bytes a
-        second of all links to other devices, in one direction. All are of one device or chip, and None for CPUs: an
-        instruction set says nothing of them. links is None too if there are none.
+        second of all links to other devices, in one direction. All are for one device or chip. They are None for CPUs,
+        because an instruction set does not say them. links is None without links.
     examples: names of targets with it: the short name, or topologies. devices: how many devices each of those has.
     """
 

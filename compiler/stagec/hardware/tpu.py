@@ -36,7 +36,7 @@ class _Tpus(Hardware):
         return rows
 
     def target(self, name: str) -> TpuTarget | None:
-        """As of `Hardware`: of a topology ("v5e:2x2"), called with - for the colon, as a part of file names."""
+        """As `Hardware.target`: a topology ("v5e:2x2"), whose name has - for the colon, as a part of file names."""
         # With "_" for the colon, which libtpu takes as well, it may be a name like any other.
         plain = name.removesuffix("_untwisted").removesuffix("_twisted")
         named = "_" in plain and plain.split("_", maxsplit=1)[0].lower() not in generations()
@@ -59,7 +59,7 @@ class _Tpus(Hardware):
         return [text for text in usual if parse_topology(text, generations()).num_devices == count][:3]
 
     def mesh_problem(self, target: TpuTarget, name: str, mesh: Mapping[str, int]) -> tuple[str, str] | None:
-        """As of `Hardware`: slices are joined along the first axis."""
+        """As `Hardware.mesh_problem`: slices are joined along the first axis."""
         axis, size = next(iter(mesh.items()), ("", 1))
         if size % target.slices == 0:
             return None

@@ -105,6 +105,7 @@ class Key:
             end = data.find(b"\n", at)
             head = strict_json.parse(data[at:end] if end >= 0 else b"", _MOST)
             _KEY(head)
+            # The hash is of the parts in a row, with nothing between them: in another order they would be another name.
             if list(head["parts"]) != list(_PARTS):
                 raise ValueError("the parts of a key are not in JAX's order")
             at, parts = end + 1, {}
@@ -165,6 +166,7 @@ _PRIMES = (
 
 def xxh64(data: bytes) -> int:
     """Return the hash XXH64 with seed 0 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md)."""
+    # Python has no XXH64, and a frame of zstandard ends with four bytes of it.
     prime1, prime2, prime3, prime4, prime5 = _PRIMES
     mask = (1 << 64) - 1
 
@@ -272,6 +274,7 @@ def entry(
         {name: _digest(part) for name, part in common.items()},
         {name: common[name].decode() for name in (JAXLIB, PLATFORM, FLAGS) if name in common},
         {devices: _digest(part) for devices, part in topologies.items()},
+        # A program that has zstandard looks for a file of it, and any other for one of zlib: each entry has both names.
         {compression: names(compression) for compression in COMPRESSIONS},
         key.zlib,
     )

@@ -34,6 +34,8 @@ class Once:
         """Return the value of `key`; `make` makes it if there is none. If `make` raises, the next thread tries."""
         value: Value | None = self._values.get(key)
         if value is None:
+            # A lock for each key: XLA takes tenths of a second to load an executable, and calls of others must not wait
+            # for it.
             with self._turns.setdefault(key, threading.Lock()):
                 value = self._values.get(key)
                 if value is None:

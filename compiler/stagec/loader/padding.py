@@ -1,5 +1,8 @@
 """Padding: how a call of another size runs in the next larger bucket, if the manifest declares it.
 
+A result may depend on all elements of an axis, and only the author of a function knows. So nothing is padded without a
+declaration, and each dimension has its own.
+
 Arguments are padded along the declared dimensions, results are cut back to the given size, and the manifest can name a
 mask argument: it shows the function which elements are real.
 """

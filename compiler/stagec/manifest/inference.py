@@ -44,11 +44,11 @@ _SCALARS = {"float": "f32[]", "int": "i32[]", "bool": "bool[]", "complex": "c64[
 _LONGEST_NAME = 255
 """Bytes of a path that may name a file."""
 _MOST_PARTS = 20
-"""Of a path that is written as an expression."""
+"""The most parts of a path that is written as an expression."""
 _LARGEST = 1 << 24
 """Bytes of a Python file (16 MiB)."""
 _KNOWN = {"jax", "jaxlib", "numpy", "stagec"}
-"""The packages that the environment of the rules has anyway."""
+"""Packages that the environment of the rules always has."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Function:
     as `key` says.
     avals: name of the object in the same module that describes all arguments; "" without.
     arguments: name of each positional argument -> its tree of avals; None if the file does not describe it.
-    by_keyword: the same of keyword-only parameters without a default.
+    by_keyword: the same for keyword-only parameters without a default.
     dimensions: names of symbolic dimensions.
     libraries: the packages from an index that the file and its imports in the workspace need, by distribution, sorted.
     strangers: modules that are neither the workspace's nor known to be of a package, each with a file that imports it.
@@ -334,7 +334,7 @@ class _Imports:
     def _resolve(self, name: str, file: Path) -> Path | None:
         """Find the target of an import: a file of the workspace, one beside the file, or a library.
 
-        What the workspace has is never looked for on an index, where the same name is another's.
+        A module of the workspace is never looked for on an index, where somebody else may have its name.
         """
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:

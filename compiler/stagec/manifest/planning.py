@@ -54,7 +54,8 @@ class Plan:
     jax_cache_machines: fingerprints of machines that find them, by target.
     jaxlib: releases of jaxlib that compile for a target, by its name in specs; not those of the build's own alone.
     serves: releases of jaxlib, as `jaxlib==0.12.0`, that the bundle must have executables of.
-    tolerances: the allowed growth over the baseline, for functions that set it: function -> metric -> tolerance.
+    tolerances: the allowed growth over the baseline, for functions that set it: function -> metric -> tolerance. They
+        are beside the specs, so an edit of one builds nothing.
     """
 
     name: str
@@ -94,6 +95,7 @@ def plan(manifest: Manifest) -> Plan:
     executables: list[Executable] = []
     cached: dict[str, Sequence[Sequence[int]]] = {}
     for name, function in manifest.functions.items():
+        # JAX compiles another program for each combination of static values, so each is an artifact by itself.
         for variant, static in function.combinations():
             traced = _function_spec(manifest, name, function, variant, static)
             export = Export(f"{manifest.header.name}.{traced.artifact}", traced)

@@ -1,4 +1,8 @@
-"""The targets that functions name: tables of the manifest, short names that are checked in, TPU topologies."""
+"""The targets that functions name: tables of the manifest, short names that are checked in, TPU topologies.
+
+A spec has the properties of its hardware in full, and the content of files with results of autotuning. So no action has
+such files as inputs, and an edit of one device builds only the executables for that device again.
+"""
 
 import contextlib
 import re

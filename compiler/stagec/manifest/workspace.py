@@ -27,7 +27,7 @@ startup --host_jvm_args=-XX:TieredStopAtLevel=1
 # Debian's Bazel prints the log of its sandbox.
 build --nosandbox_debug
 """
-"""Of Bazel, for a workspace of stagec's alone: others may have larger builds, and their people chose theirs."""
+"""Options of Bazel for a workspace that has only stagec. Others may have larger builds, and options of their own."""
 _ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
 _BUILDS = ("BUILD.bazel", "BUILD")
 QUESTION = "#?"
@@ -244,8 +244,8 @@ def _build_file(folder: Path) -> Path:
 def _libraries(root: Path, function: Function, changes: Changes) -> None:
     """Write the models' imports into requirements.in, or name the packages that a lock lacks.
 
-    Of a module that nobody is known to bring, the file asks: the package of its name may be anybody's. A line with the
-    package and the module behind # is the answer; `lock` stops at a question.
+    If no package is known to have a module, the file asks, because anybody may own the package of that name. A line
+    with the package and the module behind # is the answer; `lock` stops at a question.
     """
     if not (function.libraries or function.strangers):
         return

@@ -43,6 +43,7 @@ def show(isa: Isa) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(page)), mmap.PROT_READ | mmap.PROT_EXEC):
         raise PatchError("this system lets no process run code that it wrote")
+    # The handler outlives this call: if Python freed the page, the next `cpuid` would end the process.
     _KEPT.append(page)
     action = struct.pack("<Q128xi4xQ", address, _FLAGS, 0)  # struct sigaction
     if libc.sigaction(_SIGSEGV, action, None) or not _ask(faults=True):
@@ -61,6 +62,8 @@ def _ask(faults: bool) -> bool:
 
 def _handler(isa: Isa) -> bytes:
     """Return the code of a handler of SIGSEGV. A fault of anything else kills the process, as without it."""
+    # No Python runs here: a fault may come while the interpreter is in any state, and in threads that Python does not
+    # know. The handler writes the answers into the saved registers, and skips the two bytes of `cpuid`.
     answered = (
         b"\x53\x49\x89\xd1"  # push rbx; mov r9, rdx
         + _moved(b"\x41\x8b\x81", _RAX)  # mov eax, [r9 + ...]

@@ -37,6 +37,7 @@ def patches(code: Code, cores: int) -> list[Patch]:
     )
     if code.architecture == "aarch64":
         answer = _AARCH64 + ((1 << min(cores, _MOST)) - 1).to_bytes(128, "little")
+    # The library calls through this slot, so other libraries of the process go on to see the machine.
     at = room_near(code, 4096)
     jumps = [Patch(slot, ctypes.string_at(slot, 8), struct.pack("<Q", at)) for slot in sites(code)]
     return [Patch(at, bytes(len(answer)), answer), *jumps]

@@ -58,8 +58,11 @@ def sites(code: Code) -> tuple[int, ...]:
     for at in code.find(_CPUID, host, _NEAR):
         before = ctypes.string_at(at - _XCHG_SIZE, _XCHG_SIZE)
         after = ctypes.string_at(at + len(_CPUID), _XCHG_SIZE)
+        # Only this form has room for a jump of five bytes, and no jump leads into the middle of it: both exchanges
+        # are in one piece of assembly, which a header of the compiler has.
         if before == after and before[0] in _WIDE and before[1] == 0x87:
             addresses.append(at - _XCHG_SIZE)
+    # XCR0 says which registers the system saves. Without AVX-512 there, LLVM would drop it from a target that has it.
     return (*addresses, *code.find(_XGETBV, host, _NEAR))
 
 
@@ -95,6 +98,7 @@ def _answer(isa: Isa, address: int, before: bytes, at: int) -> bytes:
 def answers(isa: Isa) -> bytes:
     """Return code that does what `cpuid` does on a CPU with `isa`, and goes on behind its last byte."""
     code = _load((0, 0, 0, 0))
+    # A leaf that is not in the table answers zeros, as a CPU does that lacks it: nothing of the machine shows through.
     for (leaf, subleaf), values in reversed(list(isa.answers.items())):
         answer = _load(values) + _jump(len(code))
         if subleaf is not None:

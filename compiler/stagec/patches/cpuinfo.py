@@ -23,6 +23,7 @@ def patches(code: Code, core: Core) -> list[Patch]:
 
     Raises PatchError if this system has no file in memory, or does not name it.
     """
+    # The new path must fit in the place of the old one, so it is one of a descriptor, and not of a file in a folder.
     path = b"/dev/fd/%d\0" % _file(core)
     if len(path) > len(_PATH) or not Path(f"/dev/fd/{_file(core)}").exists():
         raise PatchError("this system has no /dev/fd", "mount /proc and /dev")

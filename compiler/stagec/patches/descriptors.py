@@ -59,6 +59,7 @@ def _end(section: bytes, start: int) -> int:
     while end < len(section):
         tag, at = wire.read_varint(section, end)
         field, wire_type = tag >> 3, tag & 7
+        # A second name begins the next descriptor. Other bytes are padding of the linker.
         if not _NAME <= field <= _MOST or wire_type not in (0, 2) or (field == _NAME) != (end == start):
             break
         size, at = wire.read_varint(section, at)

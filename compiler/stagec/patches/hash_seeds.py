@@ -3,7 +3,7 @@
 Abseil seeds each table from the address of a variable of the thread and from the number of tables that the thread made
 (absl/container/internal/raw_hash_set.h). XLA:CPU writes the arguments of hoisted loops in the order of such a table:
 machine code, calls and buffers differ from run to run. While a module is compiled, the seed is a constant
-(`machine_code`).
+(`machine_code`). The other way is to switch hoisting off.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ def room_near(code: Code, size: int) -> int:
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
     for distance in range(16, 1800, 16):
+        # A jump of five bytes reaches 2 GiB, so a page somewhere in the process's memory is of no use.
         wanted = code.address - (distance << 20) & -mmap.PAGESIZE
         mapped = _libc().mmap(wanted, size, mmap.PROT_READ | mmap.PROT_EXEC, flags, -1, 0)
         if mapped == wanted:
@@ -144,8 +145,8 @@ def room_near(code: Code, size: int) -> int:
 def patched(changes: Sequence[Patch]) -> Iterator[None]:
     """Make the changes in their order, and undo them afterwards, the last one first.
 
-    No other thread may run the code meanwhile (`pjrt.turns`). Raises PatchError, with nothing changed, where
-    an address does not hold what it is said to, and on a system that does not let a process change its own code.
+    No other thread may run the code meanwhile (`pjrt.turns`). Raises PatchError, and has changed nothing, if an
+    address has other bytes than `before`, or if the system does not let a process change its own code.
     """
     # A page that can no longer be made executable would be lost: memory of our own shows whether it can.
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
@@ -155,6 +156,8 @@ def patched(changes: Sequence[Patch]) -> Iterator[None]:
     protections = _protections(changes)
     made: list[tuple[Patch, int]] = []
     try:
+        # The answers come before the jumps to them (`cpuid.patches`): a jump must never lead to memory that is still
+        # empty.
         for change, protection in zip(changes, protections, strict=True):
             if ctypes.string_at(change.address, len(change.before)) != change.before:
                 raise PatchError("the code is not as it was found: something else has changed it")

@@ -97,12 +97,12 @@ class DeviceArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole array."""
+        """The shape of the whole array."""
         return self.aval.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its elements."""
+        """The dtype of its elements."""
         return self.aval.dtype
 
     @property

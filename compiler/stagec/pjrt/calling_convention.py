@@ -85,7 +85,7 @@ _CONTAINERS = _jax.pytree.PyTreeRegistry()
 _REGISTERED = _jax.pytree.default_registry()
 """The same with JAX's registered types, if this process has imported JAX."""
 _MOST_STRUCTURES = 64
-"""Of arguments that are remembered; a caller who makes up types as it goes is served as well, without this."""
+"""How many structures of arguments are remembered. Calls with more of them work too, without this path."""
 
 
 class _Known(NamedTuple):
@@ -150,7 +150,7 @@ class Signature:
     ) -> None:
         """Hand the executable to XLA. Raises LoadError ("custom-call", "executable").
 
-        devices: as many as it is for. memory_kinds: as of `Executable`.
+        devices: as many as the executable is for. memory_kinds: see `Executable`.
         """
         parameters, results = self.parameters_and_results()
         donated = [self.description.donated[i] for i in self.description.kept_var_idx]
@@ -196,6 +196,7 @@ class Signature:
             # Keys that cannot be sorted; auxiliary data without a hash.
             return self._flatten(args, kwargs)
         if known is None:
+            # A structure keeps its static data alive, so a caller must not make this dict grow without end.
             if len(self._orders) >= _MOST_STRUCTURES:
                 return self._flatten(args, kwargs)
             if self._nodes_in:
@@ -219,6 +220,8 @@ class Signature:
 
     def _order(self, structure: Any) -> Sequence[int] | None:
         """Return for each leaf of the arguments its index among the leaves of `structure`; None if it does not fit."""
+        # Numbers in place of the leaves show where `core/trees/tree.py` puts each. So that module alone has the rules
+        # of trees, and C++ follows its order.
         numbers = range(structure.num_leaves)
         try:
             order = self.description.in_tree.flatten(structure.unflatten(numbers))
@@ -287,6 +290,7 @@ class Signature:
         of_jax: whether JAX's arrays of the right dtypes stay unchanged.
         """
         arrays = _ARRAYS_OF_JAX if of_jax else _ARRAYS
+        # Two passes in C are quicker than one in Python over hundreds of arrays.
         if {*map(type, leaves)} <= arrays and [leaf.dtype for leaf in leaves] == self._dtypes:
             return list(leaves)
         return [
@@ -326,6 +330,7 @@ class Signature:
     def _of_number(self, value: Any, dtype: np.dtype[Any], i: int) -> NDArray[Any]:
         """Return a Python number as an array of `dtype`: an integer becomes a float, a float no integer, as in JAX."""
         aval = self.description.in_avals[i]
+        # A bool is an int for Python, and an array of bools for JAX: the first kind that fits counts.
         given = next(rank for rank, kind in enumerate(NUMBERS) if isinstance(value, kind))
         wanted = 2 if aval.dtype == "bf16" else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(aval.dtype[0], -1)
         if given > wanted:

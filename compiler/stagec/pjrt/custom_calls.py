@@ -2,7 +2,8 @@
 
 Every target belongs to one of three classes. GUARANTEED: JAX promises that later versions keep it for serialized
 programs (https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees-for-custom-calls). TOOLCHAIN: this
-jaxlib, or the XLA in it, has it, and promises nothing for others. UNKNOWN: somebody else has to provide it.
+jaxlib, or the XLA in it, has it, and promises nothing for others. UNKNOWN: somebody else has to provide it, so a
+manifest must allow it by name (`allow_custom_calls`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ None for any other object, because its type does not determine them; its calls a
 
 Kinds: TypeAlias = tuple[Kind, ...]
 MOST_KINDS = 64
-"""Of calls that a function remembers; a caller who varies more of them is served as well, without this."""
+"""How many kinds of calls a function remembers. Calls of more kinds work too, without this path."""
 
 _Host: TypeAlias = tuple[int, Sharding, Callable[[Sequence[np.ndarray[Any, Any]]], _jax.ArrayImpl]]
 """Number of a parameter, and the way to move its array to the devices."""
@@ -38,6 +38,8 @@ _Host: TypeAlias = tuple[int, Sharding, Callable[[Sequence[np.ndarray[Any, Any]]
 
 def kinds_of(leaves: Sequence[Any]) -> Kinds:
     """Return the kind of each leaf. Kinds that are equal mean leaves that an executable takes alike."""
+    # Equal device arrays have the same abstract array (`arrays.abstract_array`), so comparing hundreds of kinds
+    # compares identities.
     kinds: list[Kind] = []
     for leaf in leaves:  # Python 3.11 makes a function for a comprehension, and this slows calls with few arrays
         of = type(leaf)

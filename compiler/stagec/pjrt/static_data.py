@@ -24,9 +24,9 @@ _CONTAINERS = _jax.pytree.PyTreeRegistry(
 class StaticData(NamedTuple):
     """The data of a structure's nodes beside their children: auxiliary data, and keys of dicts.
 
-    nodes: the numbers of those that have some, children first. kinds: the type of what each has. top: what is in their
-    tuples and lists; None if one has something else. parts: the same for what is in these, and so on. nesting:
-    jaxlib's PyTreeDef of all these tuples and lists.
+    nodes: the numbers of the nodes that have data, children first. kinds: the type of each node's data.
+    top: the items of their tuples and lists; None if a node's data is something else. parts: the items at all depths.
+    nesting: jaxlib's PyTreeDef of all these tuples and lists.
     """
 
     nodes: Sequence[int]

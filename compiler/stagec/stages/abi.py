@@ -27,6 +27,7 @@ def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
     unreduced: if there are any, the mesh axes of a pending sum: each device has an addend. memory_kind: where it lies
         in another memory than the device's own, which one ("pinned_host").
     """
+    # From the first line of the optimized program, which every backend has.
     parameters, results = hlo.entry_types(text)
     paths = list(map(argument_path, program.in_tree.paths()))
     return {

@@ -121,7 +121,7 @@ class Exported:
 
     @property
     def out_shardings_hlo(self) -> tuple[xla_client.HloSharding | None, ...]:
-        """The same for `out_avals`."""
+        """For each of `out_avals` XLA's form of its sharding; None if it is not specified."""
         return _hlo(self._out_shardings, self.out_avals)
 
     def in_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
@@ -134,7 +134,7 @@ class Exported:
         return _over(mesh, self._in_shardings, self.in_avals)
 
     def out_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
-        """The same for `out_avals`."""
+        """For each of `out_avals` its sharding over `mesh`, as `in_shardings_jax`."""
         return _over(mesh, self._out_shardings, self.out_avals)
 
     def interface(self) -> dict[str, Any]:

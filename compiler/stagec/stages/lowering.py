@@ -1,4 +1,8 @@
-"""Lowering: an exported artifact becomes a module for one platform, with static shapes, without JAX."""
+"""Lowering: an exported artifact becomes a module for one platform, with static shapes, without JAX.
+
+A compile action has neither JAX nor the user's code, so neither can change an executable. This module edits `main` and
+lets jaxlib refine the shapes, by the calling convention that `jax.export` documents.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,8 @@ def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int])
         if has_index:
             index = exported.platforms.index(platform) if platform in exported.platforms else 0
             _bind_first_argument(main, lambda kind: _constant(kind, index))
+        # JAX's runtime passes tokens from call to call, to keep effects in order. A call of an artifact is a program by
+        # itself: only its arguments can order it against other calls. So each call makes tokens, and drops them.
         for _ in range(tokens):
             _bind_first_argument(main, lambda _: stablehlo.create_token())
         _drop_results(main, tokens)
@@ -124,6 +130,8 @@ def _drop_results(main: ir.OpView, count: int) -> None:
     """Return from `main` without its first `count` results: the tokens of ordered effects."""
     if not count:
         return
+    # XLA knows a donated argument by the number of the result that takes its buffer, so numbers move with the results
+    # (`_alias_earlier`). A number that stays would give the buffer to another result.
     end = list(main.regions[0].blocks[0].operations)[-1]
     results = list(end.operands)[count:]
     with ir.InsertionPoint(end):

@@ -2,6 +2,9 @@
 
 Tables and enumerations are those of `export_schema`. `serialize` writes version 11 of JAX's schema, as the pinned JAX
 writes it: with the lists of avals and shardings that older readers want (before April 2026).
+
+The format is JAX's and not our own, so `jax.export` reads what a build writes, and stagec reads what JAX writes. None
+of JAX's classes is used, because compilers and loaders read artifacts in processes without JAX.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _NOTHING: Mapping[str, Any] = {**dict.fromkeys(_SCALARS, 0), "bool": False, "str
 _Fields: TypeAlias = Mapping[str, Any]
 """The content of a table: its fields by name, in the stored order; None for a missing field.
 
-A field that is a table has such a mapping in its turn.
+A field that is a table has such a mapping too.
 """
 
 

@@ -4,6 +4,9 @@ An envelope (https://github.com/secure-systems-lab/dsse, protocol.md and envelop
 of signatures; the statement (https://github.com/in-toto/attestation, spec/v1/statement.md) has the digests of the
 bundle and of each member. An envelope may also come from a Sigstore bundle, around a statement of OpenSSF's Model
 Signing (`trust/model_signing.py`).
+
+The subjects of a statement are the bundle and each member. So the loader compares their digests with those of the
+index, and checks a member as usual when it reads it. No build action has a key: signing is a program of its own.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Envelope:
 
     @staticmethod
     def read(path: str | Path) -> Envelope:
-        """Read the file at `path`. Raises LoadError ("signature") when it is missing or no envelope of ours."""
+        """Read the file at `path`. Raises LoadError ("signature") when it is missing, or not such an envelope."""
         try:
             text = reading.whole(path, LARGEST)
         except FileNotFoundError:

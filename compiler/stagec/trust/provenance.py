@@ -2,7 +2,8 @@
 
 Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.2/build-provenance;
 docs/build-type.md explains each field. A statement does not depend on the machine: it has no path outside the
-workspace, no host, no time.
+workspace, no host, no time. It names wheels, as pip says which it installed. So it belongs to one interpreter and
+platform, even where others give the same bundle.
 """
 
 from __future__ import annotations

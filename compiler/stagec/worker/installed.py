@@ -1,7 +1,7 @@
 """Where an action's packages are, and byte code of stagec's own modules, if these are not inputs of it.
 
-Packages are not with `packages_are_inputs = False` (rules/toolchain.bzl). Byte code never is: it only makes starts
-shorter. rules/private/byte_code.py writes it beside the packages.
+Packages are not with `packages_are_inputs = False` (rules/toolchain.bzl). Byte code never is: it only makes starts 0.1
+s shorter. rules/private/byte_code.py writes it beside the packages.
 """
 
 import os

@@ -25,6 +25,7 @@ def begin(words: Sequence[str], in_place: bool) -> tuple[Isolation, socket.socke
     if not confinement.has_filter():
         raise OSError(0, f"no filter of system calls for {os.uname().machine}")
     problems: list[str] = []
+    # The better means first. No key depends on the choice, so machines that isolate in other ways share a cache.
     for kind in (Namespaces, Group):
         problem, tells = os.pipe()
         child = os.fork()  # a failed attempt may have worked in part

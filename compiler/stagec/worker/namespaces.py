@@ -76,6 +76,7 @@ class Namespaces(Isolation):
         descriptors: list[int] = []
         ours, theirs = socket.socketpair()
         syscalls.unshare(syscalls.CLONE_NEWPID)
+        # The kernel ends all processes of a PID namespace with its first one, also those that left their parents.
         first = os.fork()
         if not first:
             with ending(theirs.fileno()):

@@ -34,6 +34,8 @@ def hand_over(files: int, folder: str, outputs: Sequence[str]) -> None:
     """
     for path in outputs:
         try:
+            # The model may have put a link where an output belongs, or in place of a folder above it. Opened by its
+            # path, that would be a file of the worker's.
             source = syscalls.open_beneath(files, f"{BELOW}/{path}")
         except FileNotFoundError:  # Bazel says that it is missing
             continue

@@ -117,6 +117,8 @@ class _Worker:
                 cancelled = fork.process.is_cancelled(requests)
                 ended = (None if cancelled else fork.process.reported(here)) or fork.end()
                 if ended.status == 0 and not cancelled:
+                    # Bazel looks at inputs before an action and not after it. An edit in the meantime would be in an
+                    # output under the key of the old file, and then in a shared cache.
                     outputs.check_unchanged(here, before)
                     if fork.files is not None:
                         outputs.hand_over(fork.files, here, declared)
@@ -148,6 +150,8 @@ class _Worker:
         is dead, if it is not kept.
         """
         kept, self._kept = self._kept, None
+        # XLA's threads keep a fork from entering the mounts of another action, so it gets copies of the next inputs
+        # instead. A series never exports: its processes run no code of a model.
         if kept and (kept.series != series or kept.process.is_dead()):
             kept.close()
             kept = None

@@ -1,9 +1,9 @@
 """Move the images of bundles to registries and back, with skopeo (https://github.com/containers/skopeo).
 
 skopeo checks every digest, skips blobs that are there already, and uses the credentials of docker and podman. So a
-retry after a failure goes on with the first missing blob. skopeo reads and writes image layouts, so nothing here speaks
-the protocol of registries. A registry may be anybody's: stagec checks the shape of its answers, and limits their time
-and size.
+retry after a failure goes on with the first missing blob. (oras for Python reads a blob into memory to upload it, and
+takes one kind of credentials.) skopeo reads and writes image layouts, so nothing here speaks the protocol of
+registries. A registry may be anybody's: stagec checks the shape of its answers, and limits their time and size.
 """
 
 from __future__ import annotations

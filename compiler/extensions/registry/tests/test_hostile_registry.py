@@ -157,10 +157,29 @@ def test_an_index_that_leads_elsewhere(hostile: Hostile, tmp_path: Path) -> None
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{" * 1000, b'{"layers": 1e999}', bytes(2**23)])
-def test_what_is_no_manifest(hostile: Hostile, tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "Expecting value"),
+        (b"[]", "expected an object, not []"),
+        (b"\xff", "can't decode byte 0xff"),
+        (b"{" * 1000, "Expecting property name"),
+        (b'{"layers": 1e999}', "the number 1e999 is not finite"),
+    ],
+)
+def test_what_is_no_manifest(hostile: Hostile, tmp_path: Path, content: bytes, what: str) -> None:
     hostile.manifests["1"] = content
-    refused(hostile, tmp_path / "x")
+    digest = hashlib.sha256(content).hexdigest()
+    start, _, end = refused(hostile, tmp_path / "x").partition(
+        ": what the registry has is not the manifest of an image: "
+    )
+    assert start == f"HOST/x@sha256:{digest}"
+    assert what in end
+
+
+def test_a_manifest_that_is_too_large(hostile: Hostile, tmp_path: Path) -> None:
+    hostile.manifests["1"] = bytes(2**23)
+    assert refused(hostile, tmp_path / "x").startswith("HOST/x:1: exceeded maximum allowed size of ")
 
 
 def test_one_that_does_not_answer(hostile: Hostile, tmp_path: Path) -> None:

@@ -51,7 +51,10 @@ _FINAL = "triton_enable_empty_final_response"
 
 @functools.cache
 def service() -> Any:
-    """Return the descriptor of the service, with its methods."""
+    """Return the descriptor of the service, with its methods.
+
+    Its pool is not the default one: generated code registers names there that clients in this process have too.
+    """
     descriptors = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("inference.binpb").read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in descriptors.file:

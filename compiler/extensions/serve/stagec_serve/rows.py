@@ -3,7 +3,9 @@
 Requests that run together share a call, so a row of one client must not reach the answer of another. A walk over the
 StableHLO proves it: of each value it knows along which dimension the rows are, as long as each of them depends on its
 own row of the inputs alone. What joins rows, or tells them apart by their place, ends the proof; a value that depends
-on both is `Mixed`. The semantics of each operation: https://openxla.org/stablehlo/spec.
+on both is `Mixed`. Random rows would not find what is rare: experts with a capacity, a scale of all rows, a check for
+NaN. Nor does a declaration of padding say it: it is right for a cumulative sum, whose rows depend on each other. The
+semantics of each operation: https://openxla.org/stablehlo/spec.
 """
 
 from __future__ import annotations

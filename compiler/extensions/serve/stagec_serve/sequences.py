@@ -89,7 +89,10 @@ class Turn:
 
 
 class Sequences:
-    """The states of all sequences that live, by name of the state and of the sequence."""
+    """The states of all sequences that live, by name of the state and of the sequence.
+
+    The name of a state is the manifest's, so functions share it.
+    """
 
     def __init__(self, most: int, idle: float, metrics: Metrics) -> None:
         """most: sequences of a state at a time. idle: seconds, for states without their own number in the manifest."""

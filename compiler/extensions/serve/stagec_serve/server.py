@@ -357,7 +357,10 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol that waits no longer than that for headers, and for a client to read its answer."""
+    """Return uvicorn's protocol that waits no longer than that for headers, and for a client to read its answer.
+
+    uvicorn itself waits for headers forever.
+    """
 
     class Protocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None

@@ -127,6 +127,8 @@ def compile_module(
     def compiling(given: Mapping[str, CompilerOption]) -> Any:
         settings = compile_options(range(num_devices), given, options)
         with presented(target):
+            # A client asks about the machine when it is made (`turns`): this one is for the target, and for no other
+            # call.
             client: Any = xla_client.make_cpu_client(num_devices=num_devices)
             devices = _jax.DeviceList(tuple(client.local_devices()))
             return client.compile_and_load(module, devices, settings)
@@ -140,6 +142,8 @@ def compile_module(
     except _jax.JaxRuntimeError as error:
         raise refusal(str(error), target.compiler_options) from error
     raw = executable.serialize()
+    # Another build of LLVM may ask in a way that no patch answers. What it found is in the result, so look there: a
+    # wrong target must end here, and not as an illegal instruction on a server.
     other = _seen_instead(raw, seen)
     if other:
         raise CannotCompile(f"this machine cannot build for {named}: XLA compiled for {other}", key)
@@ -178,6 +182,7 @@ def canonicalize(serialized: bytes, features: frozenset[str]) -> bytes:
     listed = ",".join(f"+{name}" for name in sorted(features) if "avx512" not in name).encode()
 
     def result(message: bytes) -> bytes:
+        # XLA finds code by the names of symbols, so the order of objects and symbols means nothing.
         message = wire.without(wire.sort_repeated(message, ordered), _FIELDS["hlo_module.hlo_module.id"])
         message = wire.edit(message, _FIELDS["thunk_sequence.thunks"], _without_number)
         return wire.edit(message, _FEATURES, lambda _: listed)
@@ -195,6 +200,8 @@ def _without_number(thunk: bytes) -> bytes:
                 payload = wire.edit(payload, rest, _without_number)
         return record._replace(payload=payload).encode()
 
+    # A thunk has the number of its module, and so have those inside it: the body of a loop, the branches of a
+    # conditional (`NESTED_IN_CPU`). The second module of a process would differ from the first.
     return b"".join(map(edited, wire.records(thunk)))  # a large program has thousands
 
 

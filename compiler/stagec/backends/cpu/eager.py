@@ -79,7 +79,7 @@ def _target(on: Mapping[str, object]) -> AnyCpuTarget:
 
 @contextlib.contextmanager
 def computing(spec: FunctionSpec) -> Iterator[None]:
-    """Have XLA, and what computes with it, see the CPU of `spec.computed_on` inside a `with` statement.
+    """Show the CPU of `spec.computed_on` to XLA and to the libraries that compute beside it, inside a `with` statement.
 
     `prepare_process` must have run. Nothing in this process may compile for a target meanwhile.
     Raises StagecError if this machine cannot run such code, or if this build of jaxlib is not known, or the system does

@@ -8,7 +8,6 @@ bytes, and the fixes here:
   that is the current one while XLA compiles. So no path enters, and no other CUDA of the machine is found first.
 - XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
 - Without a device XLA times no variants of a kernel; it takes its defaults, or the target's results of autotuning.
-
 - The start and the end of a collective that runs beside others have a number in common, an address: they are counted
   (`canonicalize`).
 
@@ -221,7 +220,7 @@ def _toolkit() -> Path:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[None]:
-    """Make an empty folder, but for CUDA where XLA looks for it, the current one for a while.
+    """Work in an empty folder for a while, in which XLA finds CUDA and nothing else.
 
     Mosaic, which is in XLA's plugin, reads from variables where CUDA and its own library are.
     """
@@ -267,6 +266,7 @@ def canonicalize(serialized: bytes) -> bytes:
 
     There are numbers from 1 where XLA stored addresses, and entries of hash tables are sorted.
     """
+    # An address is the same wherever it stands, so its number is too: a start still finds its end.
     numbers: dict[bytes, bytes] = {}
     varying: list[int] = []  # kinds of the thunks that were found to differ from run to run
 
@@ -297,11 +297,13 @@ def canonicalize(serialized: bytes) -> bytes:
         manifest = next(riegeli.records(file))
         described = [next(wire.records(record)).field for record in wire.find(manifest, _PART[:1])]
         # Record 0 is the manifest; the others are a field's value, or the rest of the message.
+        # The value of a field may look like a message, such as the machine code of a kernel: only messages are edited.
         messages = {i for i, field in enumerate(described, 1) if field == _PART[1]}
 
         def change(i: int, record: bytes) -> bytes | None:
             before = len(varying)
             edited = wire.edit(record, container.FIELDS["thunks"], thunk) if i in messages else record
+            # None leaves a record as it is: a chunk that is written again loses its compression.
             return edited if len(varying) > before else None
 
         return riegeli.edit(file, change)
@@ -311,6 +313,8 @@ def canonicalize(serialized: bytes) -> bytes:
         return edited if edited != record else None
 
     head, body = wire.delimited(serialized)
+    # The whole is a file of records since jaxlib 0.11.1, and before a message with such a file in it
+    # (`container.parts`).
     if body.startswith(riegeli.SIGNATURE):
         return head + riegeli.edit(body, outer)
     return head + wire.edit(body, container.EXECUTABLE, executable)

@@ -105,7 +105,7 @@ def refuse_another(reported: Mapping[str, Any], target: CudaTarget) -> None:
     rows = ((key, reported.get(key), target.figures[key]) for key in _SAME)
     others = [f"{key} is {here}, not {wanted}" for key, here, wanted in rows if bare(here) != bare(wanted)]
     if others:
-        raise CannotCompile(f"the device here is another one: {', '.join(others)}", "device")
+        raise CannotCompile(f"this machine has another device: {', '.join(others)}", "device")
 
 
 def _loads(library: str) -> bool:

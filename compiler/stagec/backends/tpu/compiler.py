@@ -1,8 +1,9 @@
 """TPUs: compile StableHLO for a topology of chips that are somewhere else.
 
 libtpu needs no chip to compile. What it makes is the same in every process, folder and environment, on any number of
-cores, so its bytes are canonical as they are; what could change them is its flags in the environment
-(`prepare_process` removes those) and how many chips a host has, which is part of a topology.
+cores, if its hash tables have one seed (`plugins.compile_for`). So its bytes are canonical as they are. What could
+change them is its flags in the environment (`prepare_process` removes those) and how many chips a host has, which is
+part of a topology.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def of_import(module: str) -> str | None:
     if normalized(parts[0]) in _OF_ITS_NAME.split():
         return normalized(parts[0])
     installed = {normalized(name) for name in metadata.packages_distributions().get(parts[0], ())}
-    # Where one was installed from a folder or an address, the package of its name on an index is another.
+    # If it was installed from a folder or an address, the package with this name on an index may be another one.
     named = [name for name in installed if not metadata.distribution(name).read_text("direct_url.json")]
     return named[0] if len(installed) == len(named) == 1 else None
 

@@ -1,7 +1,7 @@
 """Read the names that modules import, and find the function's files with those names.
 
-So a new file causes no rebuild of functions that do not look for it. What a model imports in other ways, the process
-sees that imports it (`frontends/common/reads.py`): nothing here need be complete.
+A new file then causes no rebuild of functions that do not look for it. This need not find every name: the export
+notices what a model imports in other ways (`frontends/common/reads.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CACHED = "__pycache__"
 class Looked(NamedTuple):
     """The names that a function's import looks for, by the paths of folders in its action.
 
-    names: of each folder the names that it looks for, and of each what is there, as paths below the folder.
-    roots: of each import root all that it has: any package may look for any name there.
+    names: folder -> name that it looks for there -> the paths below the folder that exist for this name.
+    roots: import root -> everything that is in it, because any package may look for any name there.
     """
 
     names: Mapping[str, Mapping[str, Sequence[str]]]
@@ -57,7 +57,7 @@ class Looked(NamedTuple):
         return False
 
     def has(self, folder: str, name: str) -> bool:
-        """Return whether this would be another one if another file were found for a name in a folder."""
+        """Return whether a new file for this name in this folder would change the result."""
         looked = self.names.get(folder, {})
         if name in looked or _ALL in looked:
             return True
@@ -106,7 +106,7 @@ class Files:
         folder, parent = root, ""
         for name in module.split("."):
             there = names.setdefault(folder, {})[name] = self._there(folder, name)
-            if not there:  # nor can be what is below
+            if not there:  # then nothing below it exists either
                 return
             parent = f"{parent}.{name}" if parent else name
             folder = _join(folder, name)
@@ -133,7 +133,7 @@ class Files:
         if (source, module) not in self._imported:
             try:
                 tree = expressions.module(self._read(source).decode())
-            except (OSError, ValueError):  # the export says it
+            except (OSError, ValueError):  # the export reports it
                 tree = ast.Module([], [])
             self._imported[source, module] = list(_imports(tree, package))
         return self._imported[source, module]
@@ -150,7 +150,7 @@ def _imports(tree: ast.AST, package: str) -> Iterator[tuple[str, bool]]:
                 yield base, any(alias.name == _ALL for alias in node.names)
                 yield from ((f"{base}.{alias.name}", False) for alias in node.names if alias.name != _ALL)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
-            yield node.value, True  # for importlib, or its resources, maybe
+            yield node.value, True  # importlib may get it, or importlib.resources
 
 
 def _join(folder: str, name: str) -> str:

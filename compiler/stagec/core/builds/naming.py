@@ -35,6 +35,7 @@ MACRO_TARGETS = (
 
 def artifact(function: str, variant: str) -> str:
     """Return the name of a function's artifacts: its name, and `-VARIANT` if it has variants."""
+    # Not with a `.`: a target follows the next one (`manifest.function-variant.target`).
     return f"{function}-{variant}" if variant else function
 
 

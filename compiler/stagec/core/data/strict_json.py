@@ -66,7 +66,7 @@ def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
 def shown(text: str) -> str:
     """Return a string from a file in the form for a message: a long one is cut off, and it is one line of text.
 
-    A newline is an escape: what comes after it would look like a line of ours.
+    A newline is shown as an escape, because the text behind it would look like a line of stagec's own.
     """
     short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     if short.isprintable():

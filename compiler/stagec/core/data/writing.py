@@ -1,7 +1,7 @@
 """Write files whole: under a temporary name, then renamed, so that nobody reads half of one. Standard library only.
 
-A path that somebody names leads through links, and to what is not a regular file too, a pipe or a device: that is
-written into. Below a folder that others may write to, no link is followed.
+A path that a user names may lead through links, and to a pipe or a device, which is written into. Below a folder that
+others may write to, no link is followed.
 """
 
 from __future__ import annotations

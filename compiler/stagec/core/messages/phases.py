@@ -1,5 +1,6 @@
 """The time of an action's phases, and its memory: `--profile FILE` writes them.
 
+They differ each time, so they are a separate output, which no action reads.
 An instant belongs to one phase. `phase` names what is done inside a `with` statement; nothing is recorded outside
 `start` and `report`.
 """

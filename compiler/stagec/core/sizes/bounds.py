@@ -2,7 +2,8 @@
 
 Facts are sizes that are 0 or more: of names, of constraints, and of each function and product in them. A size is at
 least `c` if it is `c` and a sum of facts, each some times; the largest such `c` is a linear program. So a bound has a
-proof, and what has none stays open: -inf or inf.
+proof, and what has none stays open: -inf or inf. stagec refuses a size that it cannot prove, as `jax.export` does;
+tests/core/test_sizes.py compares the two.
 """
 
 import functools

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class Frozen:
-    """What a frozen dataclass refuses, for classes that a start needs: `dataclasses` takes as long as ten modules.
+    """A class that refuses changes, as a frozen dataclass does. To import `dataclasses` takes as long as ten modules.
 
     `__init__` sets fields by `object.__setattr__`. To set or delete one later raises AttributeError.
     """

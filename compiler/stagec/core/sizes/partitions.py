@@ -1,5 +1,6 @@
 """How an array is split over the axes of a mesh: `P(data, None, (x, y))`, the string form of a PartitionSpec.
 
+It is a string because TOML has no null, and an array of TOML would look like a tree of arguments.
 One entry for each dimension, in order: the axis that it is split over, several axes in parentheses, or None if it is
 whole; dimensions that are left out at the end are whole, and `P()` is on every device in full
 (https://docs.jax.dev/en/latest/jax.sharding.html). Standard library only.

@@ -24,7 +24,7 @@ Shape = Callable[[Any], None]
 
 
 class Mismatch(ValueError):
-    """A value of another shape than the expected one: `what` says so, `where` is its key path.
+    """A value does not have the expected shape. what: the sentence about it. where: its key path.
 
     The path is made on the way out, key by key, so that a valid value (nearly all are) pays nothing for it.
     """
@@ -101,7 +101,7 @@ def constant(*values: Any) -> Shape:
 
 
 def either(what: str, *forms: Any) -> Shape:
-    """What one of `forms` takes (`shape`), the most frequent first; `what` says so in words."""
+    """Return the shape of a value that has one of several forms, the most frequent first. what: the same in words."""
     shapes = [*map(shape, forms)]
 
     def check(value: Any) -> None:

@@ -198,7 +198,7 @@ class Keyed(NamedTuple):
                 was, now = ({"object": "", "fields": node.static["fields"]} for node in (self, other))
                 changed = statics.difference(was, now)
             return f"{changed} when the function was built"
-        return "its static part is another one than it was when the function was built"
+        return "its static part is not what it was when the function was built"
 
 
 def _of_fields(fields: Fields | None) -> Keyed | None:

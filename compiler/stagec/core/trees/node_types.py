@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from stagec.core.trees.one_level import OneLevel, StaticLeaf
 
 Types = Iterable[object] | Mapping[str, type | PyTreeNode]
-"""What a caller gives: classes and objects, of which results have the types and static parts; or what stands for a
-node of a name."""
+"""What a caller gives: classes, objects whose types and static parts results get, or a type by the name of a node."""
 
 Seen: TypeAlias = "Mapping[tuple[str, bytes], OneLevel | StaticLeaf]"
 """Objects by the name and the static data of their nodes."""

@@ -80,7 +80,7 @@ def text(described: Any) -> str:
     """Write a description for a reader, as Python would: `Color.RED`, `(0, 'a')`."""
     kind, parts = _kind_of(described)
     if kind.text:
-        with contextlib.suppress(ValueError, TypeError):  # it is of the shape of a description, and is not one
+        with contextlib.suppress(ValueError, TypeError):  # it only looks like a description
             return kind.text(*parts)
     return canonical(described)
 
@@ -100,7 +100,7 @@ def plain(described: Any) -> Any:
 def difference(was: Any, now: Any, where: str = "") -> str:
     """Describe the first difference of two descriptions: `tx.learning_rate is 0.1, it was 0.2`. They must differ.
 
-    where: the name of the values. A digest, {"sha256": ...}, is "another one".
+    where: the name of the values. A digest, {"sha256": ...}, is only "not what it was".
     """
     (kind, before), (kind_now, after) = _kind_of(was), _kind_of(now)
     names = [i for i, of in enumerate(kind.shape.values()) if of is str]
@@ -109,7 +109,7 @@ def difference(was: Any, now: Any, where: str = "") -> str:
             for step in (step for step in old if old.keys() == new.keys() and old[step] != new[step]):
                 return difference(old[step], new[step], where + (step if step.startswith((".", "[")) else ""))
     if any(isinstance(side, dict) and side.keys() == {"sha256"} for side in (was, now)):
-        return f"{where.removeprefix('.') or 'it'} is another one than it was"
+        return f"{where.removeprefix('.') or 'it'} is not what it was"
     return f"{where.removeprefix('.') or 'it'} is {_cut(text(now))}, it was {_cut(text(was))}"
 
 

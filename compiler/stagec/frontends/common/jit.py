@@ -2,8 +2,7 @@
 
 A frontend's `Tracing` knows how to trace, and the properties of an array that a program depends on. Everything else is
 here, once: the static arguments, the caches of calls, and their keys. The key has static values and static data of
-nodes by
-type and value (`core.trees.same`), structure, arrays, and every setting that changes a program.
+nodes by type and value (`core.trees.same`), structure, arrays, and every setting that changes a program.
 """
 
 from __future__ import annotations

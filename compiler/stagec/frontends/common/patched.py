@@ -58,6 +58,7 @@ class Patch:
         """Redirect calls to `instead` inside the `with` statement; it returns the original function."""
         with _LOCK:
             if not self._users:
+                # From `vars`: to ask a class for it would bind a classmethod, and put that back later.
                 self._before = vars(self.object).get(self.name) or getattr(self.object, self.name)
                 self._put(self._dispatcher())
             self._users += 1

@@ -54,7 +54,7 @@ _ANOTHER_MESH = (
     "cannot reshape array of size 1 into shape",  # the devices, in the form of a mesh
 )
 _AUTO = ("cannot contain axis names that are of type Auto or Manual", "can only refer to Auto axes of the mesh")
-"""What JAX says of meshes. There is one device where a model is traced: the manifest names the mesh."""
+"""JAX's messages about meshes: a model is traced on one device, and the manifest names its mesh."""
 
 
 @contextlib.contextmanager

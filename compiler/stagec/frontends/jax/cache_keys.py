@@ -43,6 +43,7 @@ def recorded(get: Callable[[], str]) -> Key:
     with patched.KEY_PARTS.by(keeping):
         name = get()
     key = Key(name.rpartition("-")[0], parts)
+    # The hash is over the parts in a row. Another release may add one that no callback saw, or order them differently.
     if key.name() != name:
         raise UnknownKeyError(f"JAX {jax.__version__} makes keys in a way that stagec does not know")
     return key
@@ -70,6 +71,8 @@ def key_of(compile_: Callable[[], Any]) -> tuple[Key, bool]:
             key = dataclasses.replace(key, zlib=compression())
         raise _Lowered(key, bool(host_callbacks))
 
+    # JAX has done all that it does before it compiles, so these are the inputs that a program will look the entry up
+    # by.
     with patched.COMPILE.by(stop):
         try:
             compile_()

@@ -98,6 +98,8 @@ def _watch() -> None:
 
 def _bind(bind: Callable[..., Any], *operands: Any, **params: Any) -> Any:
     how = _HANDLING.value
+    # What is never bound is in no jaxpr, and no transformation of JAX sees it. So a source without the callback gives
+    # the same bytes.
     if how == "drop" and not params.get("result_avals"):
         return []
     if isinstance(how, _Seen):

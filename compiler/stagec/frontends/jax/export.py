@@ -129,7 +129,7 @@ def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> st
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-FX]+")
-"""Where a function lies, in a jaxpr; JAX writes X for each digit of most, and their number differs."""
+"""The address of a function in a jaxpr. JAX replaces the digits of most by X, but their number still differs."""
 
 
 @repeatable.clock_and_chance()
@@ -216,12 +216,15 @@ def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Stag
     artifacts: dict[str, bytes] = {}
     if not portable.depends_on_device:
         return artifacts
+    # An export has operations in a form that the JAX of last month reads, and kernels for one device. An executable is
+    # for one compiler and one device, so it comes from what `jax.jit` would lower there.
     for described in spec.devices:
         alone = dataclasses.replace(spec, platforms=(described["platform"],), vjp_order=0)
         device = kernels.Device.of(described)
         with kernels.on(device), kernels.newest():
             with kernels.naming_the_device(device):
                 staged = stage(alone, import_roots)
+            # Most functions are the same for all devices: then the file is empty, and nothing is compiled from it.
             another = staged.exported.mlir_module_serialized != portable.exported.mlir_module_serialized
             if staged.depends_on_device and another:
                 artifacts[described["device_kind"]] = _serialize(alone, staged)

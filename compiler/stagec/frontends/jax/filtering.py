@@ -4,8 +4,8 @@
 modules are pytrees whose leaves may be anything, such as an activation function or the name of an axis, and
 `eqx.filter_jit` makes everything but arrays static
 (https://docs.kidger.site/equinox/api/transformations/#equinox.filter_jit). Here such a leaf becomes a node without
-children, with the value as its static part: a number below a module of Equinox's, and what is not a number in any
-object. In tuples, lists and dicts that are in no object that stays a mistake.
+children, with the value as its static part. This holds for a number below a module of Equinox, and in any object for a
+value that is not a number. In tuples, lists and dicts that are in no object, it stays a mistake.
 """
 
 from __future__ import annotations

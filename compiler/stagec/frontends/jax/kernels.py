@@ -135,6 +135,7 @@ def on(device: Device) -> Iterator[None]:
         return [device] if kwargs.get("backend") == device.platform else before(*args, **kwargs)
 
     def default_device(before: Callable[..., Any]) -> Any:
+        # These modules ask what the device can do. Others want to put arrays on it, and there is none.
         return device if patched.caller() in _WHO_ASKS else before()
 
     with contextlib.ExitStack() as changes:
@@ -142,6 +143,7 @@ def on(device: Device) -> Iterator[None]:
         changes.enter_context(patched.DEFAULT_DEVICE.by(lambda before: device))
         changes.enter_context(patched.DEFAULT_DEVICE_OF_ALL.by(default_device))
         jax.clear_caches()
+        # What JAX has traced and lowered before is for another device, and it would ask no more.
         changes.callback(jax.clear_caches)
         yield
 
@@ -155,6 +157,7 @@ def newest() -> Iterator[None]:
     """
 
     def any_backend(before: Callable[..., Any], context: mlir.ModuleContext, optional: bool = False) -> Any:
+        # JAX asks with `optional` only to learn how old the compiler may be.
         return context.backend if optional else before(context)
 
     with config.export_ignore_forward_compatibility(True), patched.BACKEND.by(any_backend):
