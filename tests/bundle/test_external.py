@@ -176,7 +176,7 @@ def test_arrays_that_a_cpu_copies_are_counted(tmp_path: Path) -> None:
         assert done.stderr == f"{file}: {what}: a CPU copies them instead of sharing the file\n"
         head, *rows, last = checked("inspect", file).splitlines()
         assert head.startswith(f"weights: 3 arrays, {file.stat().st_size:,} bytes, sha256 ")
-        assert sorted(rows) == ["  a  float32[16]", "  b  float32[1]", "  c  int8[1]"]
+        assert sorted(rows) == ["  a  f32[16]", "  b  f32[1]", "  c  i8[1]"]
         assert last == f"{what}: a CPU copies them instead of sharing the file"
 
 

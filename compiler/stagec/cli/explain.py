@@ -66,9 +66,7 @@ def _runs(options: Options) -> Answer:
     for name in options.function:
         if name not in known:
             raise StagecError(Problem(bundle, "", f"no function {name!r}", f"write one of {', '.join(known)}"))
-    selections = [
-        selection for selection in selections if not options.function or selection.function in options.function
-    ]
+    selections = [each for each in selections if each.function in (options.function or known)]
     value = {"bundle": bundle, "functions": [selection.to_plain() for selection in selections]}
     text = "".join(selection.as_text() for selection in selections)
     return Answer(value, text, 0 if all(selection.chosen for selection in selections) else 1)

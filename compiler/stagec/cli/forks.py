@@ -60,7 +60,7 @@ class Forks:
             print(json.dumps([list(map(str, words)), dict(variables or {})]), file=self._process.stdin, flush=True)
         status, printed = json.loads(self._process.stdout.readline() or '[1, ""]')
         if status:
-            raise mistake(printed.strip() or f"stagec {words[0]} ended with status {status}")
+            raise mistake(printed.strip() or f"stagec {' '.join(map(str, words[:2]))} ended with status {status}")
 
 
 def serve(modules: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:

@@ -48,9 +48,7 @@ def _sizes(bundle: str, most: int | None, count: int) -> Answer:
     size = Path(bundle).stat().st_size
     rows = sorted(measurements.sizes(archive, size, None), key=lambda row: -row[2])
     ok = most is None or size <= most
-    limit = ""
-    if most is not None:
-        limit = f", {'within' if ok else 'over'} the limit of {most:,} (manifest.bundle_size)"
+    limit = "" if most is None else f", {'within' if ok else 'over'} the limit of {most:,} (manifest.bundle_size)"
     lines = [f"{'' if ok else 'FAILED  '}{archive.index['name']}: {size:,} bytes{limit}"]
     shown = rows[:count]
     width = max((len(in_bytes(taken)) for _, _, taken in shown), default=0)

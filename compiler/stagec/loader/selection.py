@@ -1,7 +1,7 @@
 """Selection: decide which part of a bundle runs here, and why the others do not.
 
 `select` is one pure function of a bundle's offers and of the facts about the process. Loading, calls and `stagec
-explain-load` all use it. Standard library only.
+explain` all use it. Standard library only.
 """
 
 from __future__ import annotations
