@@ -13,7 +13,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONHASHSEED": "0",
     "PYTHONSAFEPATH": "1",
 }
-"""The variables that change the behavior of a command, as rules/toolchain.bzl sets them."""
+"""The variables that change the behavior of a command. `tools/platforms.py` writes them for the rules."""
 ENTRY = Path(__file__).absolute().parents[2] / "__main__.py"
 """The command."""
 

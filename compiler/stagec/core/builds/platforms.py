@@ -2,7 +2,7 @@
 
 To add one, write a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
 is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler.
-`python3 tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
+`python tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
 """
 
 from __future__ import annotations
