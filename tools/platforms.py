@@ -2,8 +2,8 @@
 
 usage: python tools/platforms.py [--write]
 
-Prints rules/private/platforms.bzl as it should be, or writes it. tests/core/test_platforms.py compares the two. It plans
-manifests, so the Python that runs it has the packages of planning.
+Prints rules/private/platforms.bzl as it should be, or writes it. tests/core/test_platforms.py compares the two. It
+plans manifests, so the Python that runs it has the packages of planning.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def text() -> str:
         ["PLUGINS = {", *plugins, "}"],
         ["# Mnemonics of the actions that compile.", "MNEMONICS = {", *mnemonics, "}"],
         [
-            "# What planning reads: a change in one of these files plans every manifest again, and a change in any other file",
-            "# of the compiler does not.",
+            "# What planning reads. A change in one of these files plans every manifest again, and a change in any other",
+            "# file of the compiler does not.",
             "PLANNING = [",
             *(f'    "{path}",' for path in sorted(sources)),
             "]",
