@@ -71,8 +71,8 @@ def text() -> str:
         ["PLUGINS = {", *plugins, "}"],
         ["# Mnemonics of the actions that compile.", "MNEMONICS = {", *mnemonics, "}"],
         [
-            "# What planning reads. A change in one of these files plans every manifest again, and a change in any other",
-            "# file of the compiler does not.",
+            "# What planning reads. A change in one of these files plans every manifest again, and a change in any",
+            "# other file of the compiler does not.",
             "PLANNING = [",
             *(f'    "{path}",' for path in sorted(sources)),
             "]",

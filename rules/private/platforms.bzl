@@ -15,8 +15,8 @@ MNEMONICS = {
     "tpu": "StagecCompileTpu",
 }
 
-# What planning reads. A change in one of these files plans every manifest again, and a change in any other
-# file of the compiler does not.
+# What planning reads. A change in one of these files plans every manifest again, and a change in any
+# other file of the compiler does not.
 PLANNING = [
     "stagec/__init__.py",
     "stagec/__main__.py",

@@ -100,6 +100,11 @@ Precision: TypeAlias = Literal[
 Bytes: TypeAlias = Annotated[int | None, PlainValidator(read_bytes), WithJsonSchema(AMOUNT_SCHEMA)]
 
 
+Variables: TypeAlias = Annotated[
+    Mapping[str, str], PlainValidator(read_environment), WithJsonSchema(ENVIRONMENT_SCHEMA)
+]
+
+
 class Tracing(Table):
     """How functions are traced: [manifest] says it for all, a function for itself. None: not said."""
 
@@ -121,13 +126,11 @@ class Tracing(Table):
         "jax_default_prng_impl. Default: JAX's own. A function takes it from [manifest] unless it says otherwise.",
         examples=["rbg"],
     )
-    environment: Annotated[Mapping[str, str], PlainValidator(read_environment), WithJsonSchema(ENVIRONMENT_SCHEMA)] = (
-        Field(
-            {},
-            description="Environment variables that libraries see while the function is traced. They are set before its "
-            "module is imported. A function has those of [manifest] too; where both name one, the function's value counts.",
-            examples=[{"EQX_ON_ERROR": "nan", "KERAS_BACKEND": "jax"}],
-        )
+    environment: Variables = Field(
+        {},
+        description="Environment variables that libraries see while the function is traced. They are set before its "
+        "module is imported. A function has those of [manifest] too; where both name one, the function's value counts.",
+        examples=[{"EQX_ON_ERROR": "nan", "KERAS_BACKEND": "jax"}],
     )
     host_callbacks: Literal["refuse", "drop"] | None = Field(
         None,
