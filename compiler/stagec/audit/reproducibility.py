@@ -190,7 +190,7 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
             for file in (artifact.exported, *copies)
         ]
         located = ir.Module.parse(Path(f"{copies[-1]}.mlir").read_text(), context)
-        every = [list(_constants_of(module)) for module in (*modules, located)]
+        every = [mlir.operations(module, "stablehlo.constant") for module in (*modules, located)]
         if len({len(constants) for constants in every}) > 1:
             return []
         lines = []
@@ -204,18 +204,6 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
         if lines and built == first:
             lines.append("they follow the CPU: compute them with JAX, NumPy or SciPy, or pass them as an argument")
         return lines
-
-
-def _constants_of(module: ir.Module) -> Iterator[ir.Operation]:
-    operations: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.constant":
-            operations.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    yield from operations
 
 
 def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:

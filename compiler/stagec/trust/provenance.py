@@ -233,8 +233,8 @@ def sha256(data: bytes) -> str:
 
 def directory_hash(folder: Path, *patterns: str) -> str:
     """Return in-toto's `dirHash` of the files in a folder that match a pattern, or of all: Go's Hash1, in hex."""
-    found = (file for pattern in patterns or ["**/*"] for file in folder.glob(pattern) if file.is_file())
-    files = {file.relative_to(folder).as_posix(): file for file in found}
+    matching = (file for pattern in patterns or ["**/*"] for file in folder.glob(pattern) if file.is_file())
+    files = {file.relative_to(folder).as_posix(): file for file in matching}
     lines = (f"{sha256(file.read_bytes())}  {name}\n" for name, file in sorted(files.items()))
     return sha256("".join(lines).encode())
 

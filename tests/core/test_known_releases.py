@@ -1,4 +1,7 @@
-"""The table of releases has a row for each that we lock, and the tool adds one."""
+"""The table of releases has a row for each that we lock, and the tool adds one.
+
+Modules: `core/builds/releases.py`.
+"""
 
 import datetime
 import re
