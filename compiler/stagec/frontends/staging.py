@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from stagec.core.builds import extensions
 from stagec.core.builds.frontends import TRACERS
@@ -11,49 +11,17 @@ from stagec.core.messages.errors import either, missing_package, near
 from stagec.frontends.common.options import Options
 
 if TYPE_CHECKING:
-    from stagec.frontends.common.jit import Traced, Tracing
-    from stagec.stages.lowered import Lowered
-
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Jitted(Protocol[P, R_co]):
-    """The result of `jit`, for type checkers: a `Wrapped` of either frontend with the function's parameters.
-
-    It returns the function's results, with NumPy's or stagec's arrays instead of the trace's.
-    """
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function."""
-
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]: ...
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Return a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`."""
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Return the function lowered for CPUs."""
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Return shapes and dtypes of the result."""
-
-    def clear_cache(self) -> None:
-        """Forget all compiled programs."""
+    from stagec.frontends.common.jit import P, R_co, Tracing, Wrapped
 
 
 @overload
-def jit(fun: Callable[P, R_co], /, *, frontend: str = ..., **options: Unpack[Options]) -> Jitted[P, R_co]: ...
+def jit(fun: Callable[P, R_co], /, *, frontend: str = ..., **options: Unpack[Options]) -> Wrapped[P, R_co]: ...
 
 
 @overload
 def jit(
     fun: None = None, /, *, frontend: str = ..., **options: Unpack[Options]
-) -> Callable[[Callable[P, R_co]], Jitted[P, R_co]]: ...
+) -> Callable[[Callable[P, R_co]], Wrapped[P, R_co]]: ...
 
 
 def jit(fun: Callable[..., Any] | None = None, /, *, frontend: str = "jax", **options: Unpack[Options]) -> Any:
@@ -88,7 +56,7 @@ def jit(fun: Callable[..., Any] | None = None, /, *, frontend: str = "jax", **op
     tracer = _tracers(frontend)(options)
     from stagec.frontends.common.jit import Wrapped
 
-    def wrap(fun: Callable[..., Any]) -> Wrapped:
+    def wrap(fun: Callable[..., Any]) -> Wrapped[..., Any]:
         return Wrapped(fun, tracer(fun))
 
     return wrap if fun is None else wrap(fun)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).absolute().parents[2] / "releases.toml"
-"""The table; it says what its columns mean."""
+"""The table, which manifests/releases.toml links to; it says what its columns mean.
+
+The file itself is here: an action in a worker sees the folders of stagec, and no others.
+"""
 
 
 class Release(NamedTuple):
