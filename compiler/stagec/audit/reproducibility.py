@@ -307,8 +307,7 @@ def run_varied(
     """
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
-    passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    env = {**passed, **actions.ENVIRONMENT, "HOME": str(home), **how.env}
+    env = {**actions.environment(home), **how.env}
     if packages:
         env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(packages)])
     faketime = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))  # it may not be installed
