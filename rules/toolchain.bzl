@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "InterpreterInfo", "IsolationInfo", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
 load("//rules/private:extensions.bzl", "extension_path")
+load("//rules/private:platforms.bzl", "ENVIRONMENT")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
 
 TOOLCHAIN_TYPE = Label("//rules:toolchain_type")
@@ -188,15 +189,10 @@ def compiler_action(
         unused_inputs_list = unread,
         tools = stagec.tools + [environment[DefaultInfo].files_to_run if environment else stagec.environment_tool] +
                 ([extension.tool] if extension else []),
-        env = dict(env, **{
-            "JAX_PLATFORMS": "cpu",
+        env = dict(dict(env, **ENVIRONMENT), **{
             "LC_ALL": "C.UTF-8",
-            # Threads of numpy's would be in the way of a worker's forks, and add up numbers in another order.
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONHASHSEED": "0",
             "PYTHONNOUSERSITE": "1",
             "PYTHONPATH": ":".join(python_path + [stagec.import_root] + ([extension_path(extension)] if extension else [])),
-            "PYTHONSAFEPATH": "1",
             "TZ": "UTC",
         }),
         execution_requirements = requirements,

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from stagec.bundle.archive import INDEX, encode, encode_index, members_table
 from stagec.bundle.index import FORMAT_WITH_KEYS
+from tests.building import build
 
 
 def edited(bundle: Path, out: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:
@@ -86,3 +90,36 @@ def only(bundle: Path, out: Path, name: str) -> Path:
         members.update({INDEX: encode_index(index), **kept})
 
     return edited(bundle, out, apply)
+
+
+LARGE = """
+[manifest]
+name = "m"
+version = "1"
+[functions.small]
+entry = "model:add"
+args = ["f32[2]", "f32[1]"]
+bind = { w = { file = "small.safetensors" } }
+targets = ["cpu-avx2"]
+[functions.large]
+entry = "model:add"
+args = ["f32[%d]", "f32[1]"]
+bind = { w = { file = "large.safetensors", external = %s } }
+targets = ["cpu-avx2"]
+"""
+
+
+def build_large(folder: Path, size: int, external: bool, shift: int = 0) -> Path:
+    """Build a bundle whose function `large` has an array of that many ones, in large.safetensors of the folder.
+
+    `small` has two; both add the largest to their argument. external: whether the file stays beside the bundle.
+    shift: bytes from a multiple of 64 to the start of the large array.
+    """
+    (folder / "m.toml").write_text(LARGE % (size, str(external).lower()))
+    (folder / "model.py").write_text("def add(w, x):\n    return x + w.max()\n")
+    save_file({"w": np.ones(2, np.float32)}, folder / "small.safetensors")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}}).encode()
+    header = header.ljust(len(header) + (-(8 + len(header))) % 64 + shift)
+    data = np.ones(size, np.float32).tobytes()
+    (folder / "large.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return build("m.toml", folder, folder)

@@ -51,7 +51,17 @@ def _sources(source: Path) -> Path:
         *COMPILER.glob("extensions/*/*.*"),
         *COMPILER.glob("extensions/insight/stagec_insight/page/*"),
         *COMPILER.glob("extensions/serve/stagec_serve/*.binpb"),
-        *(COMPILER / n for n in ("stagec/py.typed", "build_backend.py", "pyproject.toml", "MANIFEST.in", "README.md")),
+        *(
+            COMPILER / n
+            for n in (
+                "stagec/py.typed",
+                "stagec/releases.toml",
+                "build_backend.py",
+                "pyproject.toml",
+                "MANIFEST.in",
+                "README.md",
+            )
+        ),
     ]:
         target = source / path.relative_to(COMPILER)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -173,6 +183,7 @@ def test_the_wheel_has_the_checked_in_hardware(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name: archive.read(name) for name in archive.namelist() if name.endswith(".toml")}
     wanted = {f"stagec/targets/{file.name}": file.read_bytes() for file in (COMPILER / "stagec/targets").glob("*.toml")}
+    wanted["stagec/releases.toml"] = (COMPILER / "stagec" / "releases.toml").read_bytes()
     assert packed == wanted
     assert "stagec/targets/nvidia.toml" in packed
 

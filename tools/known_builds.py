@@ -5,8 +5,8 @@
     python tools/known_builds.py names [VERSION ...]
 
 `add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/patches/probe.py), and writes
-its row into compiler/stagec/patches/known_builds.json, and the day of a new release of jaxlib into
-compiler/stagec/bundle/expiry.py. A build that is not as those that are known gets no row, and
+its row into compiler/stagec/patches/known_builds.json, and the row of a new release of jaxlib into
+manifests/releases.toml. A build that is not as those that are known gets no row, and
 it prints what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
 nothing. `names` installs jax and jaxlib of each version into a folder, and prints the private names (private_names.txt)
 that they do not have; without a version it looks at those that are installed.
@@ -33,8 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.backends.tpu import compiler as tpu  # noqa: E402  # found through the line above
-from stagec.bundle import expiry  # noqa: E402
+from stagec.core.builds import releases  # noqa: E402  # found through the line above
 from stagec.patches import known_builds  # noqa: E402
 from stagec.patches.known_builds import Build  # noqa: E402
 
@@ -77,7 +76,7 @@ def run_add(options: argparse.Namespace) -> int:
             write([*others, row])  # it compiles with what it knows
             write([*others, tried(wheel, row, options.python, options.under)])
             if package(row) == "jaxlib":
-                write_day(row.version, released(wheel))
+                write_release(row.version, released(wheel))
         except Unsuitable as error:
             write(before)
             failed += 1
@@ -186,13 +185,11 @@ def released(wheel: Path) -> str:
     return "{:04}-{:02}-{:02}".format(*member.date_time[:3])
 
 
-def write_day(version: str, day: str) -> None:
-    """Write the day of a release into the loader's table, unless it is there."""
-    if version in expiry.RELEASED:
-        return
-    path = Path(expiry.__file__)
-    head, table, rest = re.split(r"(?<=RELEASED: Mapping\[str, str\] = \{\n)((?:    .*\n)+)", path.read_text("utf-8"))
-    path.write_text(f'{head}{table}    "{version}": "{day}",\n{rest}', "utf-8")
+def write_release(version: str, day: str) -> None:
+    """Write the row of a release, unless it is there."""
+    if version not in releases.known():
+        with releases.FILE.open("a", encoding="utf-8") as file:
+            file.write(f'\n["{version}"]\nday = "{day}"\n')
 
 
 def needed(row: Build) -> Iterator[str]:
@@ -202,9 +199,10 @@ def needed(row: Build) -> Iterator[str]:
         yield from (f"jaxlib=={row.version}", f"jax-cuda13-plugin=={row.version}")
         yield from ("nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*")
     if package(row) == "libtpu":
-        fits = [jaxlib for jaxlib, libtpu in tpu.PLUGIN.versions.items() if f"{row.version}.".startswith(f"{libtpu}.")]
+        of_jaxlib = {jaxlib: release.wheels.get("libtpu", "") for jaxlib, release in releases.known().items()}
+        fits = [jaxlib for jaxlib, libtpu in of_jaxlib.items() if libtpu and f"{row.version}.".startswith(f"{libtpu}.")]
         if not fits:
-            raise Unsuitable("it goes with no jaxlib: write which one into backends/tpu/compiler.py")
+            raise Unsuitable("it goes with no jaxlib: write which one into manifests/releases.toml")
         yield f"jaxlib=={fits[0]}"
 
 

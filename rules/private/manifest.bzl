@@ -20,60 +20,6 @@ load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:serving.bzl", "aot_server")
 load("//rules/private:signing.bzl", "aot_signing")
 
-# What planning imports, besides the modules of platforms. A change in one of these files plans every manifest again; a change in any other file of the
-# compiler does not. tests/test_planner_sources.py holds this list against the imports.
-PLANNER_SOURCES = [
-    "stagec/__init__.py",
-    "stagec/__main__.py",
-    "stagec/cli/__init__.py",
-    "stagec/cli/actions/__init__.py",
-    "stagec/cli/actions/plan.py",
-    "stagec/cli/files.py",
-    "stagec/core/__init__.py",
-    "stagec/core/builds/__init__.py",
-    "stagec/core/builds/compiler_options.py",
-    "stagec/core/builds/extensions.py",
-    "stagec/core/builds/frontends.py",
-    "stagec/core/builds/naming.py",
-    "stagec/core/builds/platforms.py",
-    "stagec/core/builds/specs.py",
-    "stagec/core/builds/version.py",
-    "stagec/core/data/__init__.py",
-    "stagec/core/data/paths.py",
-    "stagec/core/data/reading.py",
-    "stagec/core/data/writing.py",
-    "stagec/core/faces.py",
-    "stagec/core/messages/__init__.py",
-    "stagec/core/messages/errors.py",
-    "stagec/core/messages/refusal.py",
-    "stagec/core/sizes/__init__.py",
-    "stagec/core/sizes/avals.py",
-    "stagec/core/sizes/bounds.py",
-    "stagec/core/sizes/expressions.py",
-    "stagec/core/sizes/frozen.py",
-    "stagec/core/sizes/partitions.py",
-    "stagec/core/sizes/size.py",
-    "stagec/core/trees/__init__.py",
-    "stagec/core/trees/same.py",
-    "stagec/hardware/__init__.py",
-    "stagec/hardware/autotuning.py",
-    "stagec/hardware/catalog.py",
-    "stagec/hardware/cuda_devices.py",
-    "stagec/hardware/tables.py",
-    "stagec/hardware/tpu_topologies.py",
-    "stagec/manifest/__init__.py",
-    "stagec/manifest/checks.py",
-    "stagec/manifest/environment.py",
-    "stagec/manifest/load.py",
-    "stagec/manifest/models.py",
-    "stagec/manifest/planning.py",
-    "stagec/manifest/schema.py",
-    "stagec/manifest/tables.py",
-    "stagec/manifest/targets.py",
-    "stagec/manifest/toml.py",
-    "stagec/manifest/values.py",
-]
-
 _DEFS = """\"\"\"The targets of {path}, as planned.\"\"\"
 
 load("@stagec//rules/private:manifest.bzl", "declare_manifest")
@@ -198,7 +144,7 @@ stagec_manifest = repository_rule(
         "_entry": attr.label(default = Label("//compiler:stagec/__main__.py")),
         "_interpreter": attr.label(default = Label("@stagec_planning//:interpreter.txt")),
         "_planner": attr.label_list(
-            default = [Label("//compiler:" + source) for source in PLANNER_SOURCES + PLANNING],
+            default = [Label("//compiler:" + source) for source in PLANNING],
         ),
     },
 )

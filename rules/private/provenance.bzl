@@ -42,6 +42,7 @@ def _aot_provenance_impl(ctx):
         arguments = arguments,
         inputs = depset(inputs, transitive = [sources]),
         outputs = [statement, sbom],
+        extension = ([one.extension for one in exports if one.extension] or [None])[0],  # its digest is in the statement
     )
     return [
         DefaultInfo(files = depset([statement, sbom])),

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.tpu import compiler as tpu
+from stagec.core.builds import releases
 from stagec.pjrt import compatibility
 from tests.backends.deviceless import CUSTOM_CALL, compile_again, installed, layer, run
 
@@ -284,8 +286,16 @@ def test_a_mesh_of_another_size_than_the_topology(tmp_path: Path) -> None:
     )
 
 
-def _plugin(package: str, distribution: str, version: str) -> plugins.Plugin:
-    return plugins.Plugin("tpu", package, "__init__.py", distribution, {compatibility.version(): version})
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], plugins.Plugin]:
+    """Makes a plugin of a package and a distribution, of which this jaxlib needs that version."""
+
+    def made(package: str, distribution: str, version: str) -> plugins.Plugin:
+        row = releases.Release("2026-01-01", {distribution: version})
+        monkeypatch.setattr(releases, "known", lambda: {compatibility.version(): row})
+        return plugins.Plugin("tpu", package, "__init__.py", distribution, own_versions=True)
+
+    return made
 
 
 TO_LOCK = (
@@ -294,32 +304,34 @@ TO_LOCK = (
 )
 
 
-def test_a_plugin_that_is_not_installed() -> None:
+def test_a_plugin_that_is_not_installed(plugin: Callable[..., plugins.Plugin]) -> None:
     with pytest.raises(CannotCompile) as caught:
-        plugins.load(_plugin("no_such_package", "no-such-package", "1.2"))
+        plugins.load(plugin("no_such_package", "no-such-package", "1.2"))
     assert str(caught.value) == "the plugin that compiles for tpu is not installed: no-such-package"
     assert caught.value.write == TO_LOCK.format("no-such-package==1.2.*")
 
 
-def test_a_plugin_for_another_jaxlib() -> None:
+def test_a_plugin_for_another_jaxlib(plugin: Callable[..., plugins.Plugin]) -> None:
     found = importlib.metadata.version("numpy")
     with pytest.raises(CannotCompile) as caught:
-        plugins.load(_plugin("numpy", "numpy", "0.0.1"))
+        plugins.load(plugin("numpy", "numpy", "0.0.1"))
     assert str(caught.value) == f"numpy {found} is not for jaxlib {compatibility.version()}"
     assert caught.value.write == TO_LOCK.format("numpy==0.0.1.*")
 
 
-def test_a_plugin_that_does_not_run_on_this_machine() -> None:
+def test_a_plugin_that_does_not_run_on_this_machine(plugin: Callable[..., plugins.Plugin]) -> None:
     found = importlib.metadata.version("numpy")
     with pytest.raises(CannotCompile, match=f"^numpy {found} cannot be used on this machine: "):
-        plugins.load(_plugin("numpy", "numpy", found))
+        plugins.load(plugin("numpy", "numpy", found))
 
 
-def test_a_plugin_on_another_kind_of_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_on_another_kind_of_cpu(
+    plugin: Callable[..., plugins.Plugin], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = importlib.metadata.version("numpy")
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(CannotCompile) as caught:
-        plugins.load(_plugin("numpy", "numpy", found))
+        plugins.load(plugin("numpy", "numpy", found))
     assert str(caught.value) == "numpy runs on x86-64 machines only; this one is aarch64"
 
 

@@ -25,11 +25,11 @@ import pytest
 from hypothesis import given, seed, settings, strategies as st
 
 import stagec
-from stagec.bundle import expiry
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table, pieces
 from stagec.bundle.index import order
 from stagec.bundle.writing import Member, extend
+from stagec.core.builds import releases
 from stagec.core.data.reading import RegularFile
 from stagec.trust.attestation import subjects
 from stagec.trust.provenance import Environment, Wheel, read_environment, statement_of_addition
@@ -514,10 +514,10 @@ def test_refusals(folder: Path) -> None:
 
 
 def test_an_artifact_past_its_promise(folder: Path) -> None:
-    day = datetime.date.fromisoformat(expiry.RELEASED[HERE]) - datetime.timedelta(days=1)
+    day = datetime.date.fromisoformat(releases.release(HERE).day) - datetime.timedelta(days=1)
     versions = {"jax": "0.9.9", "jaxlib": "0.9.9", "stagec": "0.1.0"}
     old = made_by_another(folder / "before" / "zoo.aot", folder / "old.aot", readable_until=str(day), versions=versions)
-    promise = f"JAX promises that releases until {day} read it, and jaxlib {HERE} is of {expiry.RELEASED[HERE]}"
+    promise = f"JAX promises that releases until {day} read it, and jaxlib {HERE} is of {releases.release(HERE).day}"
     assert refused(old) == "".join(
         f"{name}: {promise}\n  build the bundle again, with a newer jax in its lock\n" for name in ("loop", "mlp")
     )

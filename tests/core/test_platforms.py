@@ -19,7 +19,11 @@ def members(protocol: Any) -> set[str]:
 
 
 def test_the_rules_have_the_table() -> None:
-    assert platforms.FILE.read_text("utf-8") == platforms.text(), "run: python3 tools/platforms.py --write"
+    assert platforms.FILE.read_text("utf-8") == platforms.text(), "run: python tools/platforms.py --write"
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    assert {"jax", "jaxlib", "numpy"}.isdisjoint(name.split(".")[0] for name in platforms.planning())
 
 
 @pytest.mark.parametrize("name", PLATFORMS)

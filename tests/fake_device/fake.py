@@ -12,9 +12,9 @@ import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from stagec.backends import plugins
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.hardware import autotuning, cuda_devices
-from stagec.pjrt import compatibility
 from stagec_rehearse import driver
 from tests import building
 from tests.building import COMPILER, ROOT
@@ -64,7 +64,7 @@ def install(folder: Path, platform: str = "cuda") -> dict[str, str]:
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / plugin.library).symlink_to(library)
-    versions = {plugin.distribution: compatibility.version() if not plugin.versions else _version(plugin.versions)}
+    versions = {plugin.distribution: plugins.wanted(plugin)}
     if platform == "cuda":
         versions |= {"nvidia-cuda-nvcc": "13.0", "nvidia-nvvm": "13.0"}
         for where, names in _TOOLKIT.items():
@@ -120,10 +120,6 @@ def _found(folder: Path, platform: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-
-
-def _version(versions: Mapping[str, str]) -> str:
-    return versions[compatibility.version()]
 
 
 def run(

@@ -20,6 +20,7 @@ import pytest
 
 import stagec
 import stagec_arrays
+from stagec.frontends.common.options import Options
 from tests.building import COMPILER
 from tests.caches import free_port
 
@@ -123,7 +124,7 @@ def test_every_parameter_and_attribute_is_explained(name: str) -> None:
     names = {
         "Bundle": ["name", "version", "target"],
         "Function": ["name", "static", "variants"],
-        "jit": [p for p in inspect.signature(stagec.jit).parameters if p not in ("fun", "refused")],
+        "jit": ["frontend", *Options.__annotations__],
         "load": list(inspect.signature(stagec.load).parameters)[1:],
     }[name]
     assert unexplained(PUBLIC[name], names) == []
@@ -246,5 +247,5 @@ def test_jit_keeps_types(tmp_path: Path) -> None:
         'note: Revealed type is "str"',
         'note: Revealed type is "float"',
         'note: Revealed type is "stagec.stages.lowered.Lowered"',
-        'error: Argument 1 to "__call__" of "Jitted" has incompatible type "str"; expected "int"  [arg-type]',
+        'error: Argument 1 to "__call__" of "Wrapped" has incompatible type "str"; expected "int"  [arg-type]',
     ], done.stdout

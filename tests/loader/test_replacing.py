@@ -26,7 +26,7 @@ import stagec
 from stagec.core.data.reading import RegularFile
 from stagec.pjrt.executable import Executable
 from tests.building import COMPILER, build, checked
-from tests.bundles import only
+from tests.bundles import build_large, only
 from tests.signed import CURVES, write_curve, write_keys
 
 MANIFEST = """
@@ -409,36 +409,12 @@ after, mapped = sizes()
 print(after - before, mapped, flush=True)
 sys.stdin.readline()
 """
-LARGE = """
-[manifest]
-name = "m"
-version = "1"
-[functions.small]
-entry = "model:add"
-args = ["f32[2]", "f32[1]"]
-bind = { w = { file = "small.safetensors" } }
-targets = ["cpu-avx2"]
-[functions.large]
-entry = "model:add"
-args = ["f32[16777216]", "f32[1]"]
-bind = { w = { file = "large.safetensors", external = EXTERNAL } }
-targets = ["cpu-avx2"]
-"""
 
 
 @pytest.mark.parametrize("kind", ["inside", "beside", "replaced"])
 def test_processes_have_one_copy_of_the_weights(tmp_path: Path, kind: str) -> None:
     count, mebibytes = 4, 64
-    (tmp_path / "m.toml").write_text(LARGE.replace("EXTERNAL", str(kind == "beside").lower()))
-    (tmp_path / "model.py").write_text("def add(w, x):\n    return x + w.max()\n")
-    save_file({"w": np.ones(2, np.float32)}, tmp_path / "small.safetensors")
-    large = np.ones(2**24, np.float32)
-    path = tmp_path / "large.safetensors"
-    save_file({"w": large}, path)
-    header = path.read_bytes()[:200].split(b"}}")[0] + b"}}"  # arrays at multiples of 64 bytes
-    padded = header[8:].ljust(-len(header) % 64 + len(header) - 8)
-    path.write_bytes(len(padded).to_bytes(8, "little") + padded + large.tobytes())
-    bundle = build("m.toml", tmp_path, tmp_path)
+    bundle, path = build_large(tmp_path, 2**24, kind == "beside"), tmp_path / "large.safetensors"
     weights: Path | str = ""
     if kind == "replaced":
         weights = tmp_path / "v2.safetensors"

@@ -22,6 +22,7 @@ import pytest
 import stagec
 from stagec.bundle import expiry
 from stagec.bundle.archive import INDEX, encode_index, members_table
+from stagec.core.builds import releases
 from stagec.core.sizes.avals import parse_aval
 from stagec.loader.selection import _ORDER, Asked, Offer, select
 from stagec.pjrt import accelerators, host
@@ -31,7 +32,7 @@ from tests.bundles import edited, edited_descriptions, edited_index, only, witho
 
 PLATFORMS = {"cpu": Platform(), "tpu": Platform("this machine has no TPU")}
 HERE = Host("0.10.1", frozenset({"avx2", "fma"}), PLATFORMS, "x86_64")
-RELEASED = expiry.RELEASED["0.10.1"]
+RELEASED = releases.release("0.10.1").day
 BEFORE = "2026-05-17"
 EXECUTABLE = Offer(
     "executable",
@@ -177,9 +178,10 @@ def test_what_made_an_artifact_reads_it_for_ever() -> None:
 
 def test_each_release_reads_what_those_of_the_six_months_before_it_made() -> None:
     """Of the releases that stagec knows; the day on which they read changes nothing."""
-    for made, day in expiry.RELEASED.items():
+    days = {version: release.day for version, release in releases.known().items()}
+    for made, day in days.items():
         old = EXPORTED._replace(readable_until=expiry.readable_until(made), versions={"jaxlib": made})
-        for reads, its_day in expiry.RELEASED.items():
+        for reads, its_day in days.items():
             within = (
                 its_day <= day or (datetime.date.fromisoformat(its_day) - datetime.date.fromisoformat(day)).days < 181
             )
@@ -204,7 +206,7 @@ def made_elsewhere(zoo: Path, out: Path) -> Path:
     """Write a bundle of which jaxlib 0.9.9 made all, and whose artifact of `loop` this one reads by its promise."""
 
     def edit(index: dict[str, Any]) -> None:
-        index["functions"]["loop"] |= {"readable_until": expiry.RELEASED[jaxlib.__version__]}
+        index["functions"]["loop"] |= {"readable_until": releases.release(jaxlib.__version__).day}
         index["functions"]["loop"]["versions"] |= {"jaxlib": "0.9.9"}
 
     skewed = edited_descriptions(
@@ -280,9 +282,8 @@ def test_a_jaxlib_of_an_unknown_day_compiles_and_says_so(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made_elsewhere(zoo, tmp_path / "x.aot")
-    until, known = expiry.RELEASED[jaxlib.__version__], dict(expiry.RELEASED)
-    del known[jaxlib.__version__]
-    monkeypatch.setattr(expiry, "RELEASED", known)
+    until = releases.release(jaxlib.__version__).day
+    monkeypatch.setattr(releases, "known", dict)
     with pytest.warns(RuntimeWarning) as said:
         assert len(stagec.load(path)["loop"](X)) == 2
     assert [str(warning.message) for warning in said] == [

@@ -299,12 +299,11 @@ def test_load(tmp_path: Path) -> None:
             id="variant and kwargs",
         ),
         pytest.param(
-            'args = []\ndisabled_checks = ["all", "platfrom", "custom_call:", "shape_assertions", "platform"]',
+            'args = []\ndisabled_checks = ["platfrom", "custom_call:mine", "shape_assertions", "platform"]',
             [
-                "functions.f.disabled_checks[0]",
-                "functions.f.disabled_checks[1]",
-                'functions.f.disabled_checks[2] -> "custom_call:my_kernel"',
-                "functions.f.disabled_checks[3]",
+                'functions.f.disabled_checks[0] -> "platform"',
+                'functions.f.disabled_checks[1] -> allow_custom_calls = ["mine"]',
+                "functions.f.disabled_checks[2]",
             ],
             id="disabled checks",
         ),

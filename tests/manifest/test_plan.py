@@ -584,7 +584,7 @@ def test_what_a_slice_holds_of_meshes_and_checks(tmp_path: Path) -> None:
     planned = plan_of(
         HEAD + '[functions.f]\nentry = "a:b"\nargs = ["f32[8,n]"]\nplatforms = ["cpu"]\nmesh = "dp"\n'
         "in_shardings = [\"P( ('model','data') , None)\"]\nout_shardings = { y = \"unspecified\" }\n"
-        'disabled_checks = ["platform", "custom_call:b"]\nallow_custom_calls = ["c", "a", "b"]\n'
+        'disabled_checks = ["platform"]\nallow_custom_calls = ["c", "a", "b"]\n'
         'matmul_precision = "highest"\n[meshes.dp]\naxes = { model = 2, data = 4 }',
         tmp_path,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stagec.backends.tpu import compiler as tpu
+from stagec.core.builds import releases
 from stagec.patches import elf, hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility
 from tests.backends.deviceless import installed
@@ -67,14 +67,15 @@ def test_every_release_of_jaxlib_makes_the_same_with_every_python() -> None:
 
 
 def test_the_table_has_what_is_accepted() -> None:
-    releases = {row.version for row in ROWS if row.library == "libjax_common.so"}
-    numbers = [tuple(int(part) for part in release.split(".")) for release in releases]
-    assert min(numbers) == compatibility.OLDEST
-    assert max(numbers) < compatibility.BEFORE
-    assert releases == {row.version for row in ROWS if row.library == "xla_cuda_plugin.so"}
-    assert releases == set(tpu.PLUGIN.versions)
+    versions = {row.version for row in ROWS if row.library == "libjax_common.so"}
+    numbers = [tuple(int(part) for part in version.split(".")) for version in releases.known()]
+    assert (numbers[0], numbers) == (compatibility.OLDEST, sorted(numbers))
+    assert numbers[-1] < compatibility.BEFORE
+    assert versions == {row.version for row in ROWS if row.library == "xla_cuda_plugin.so"}
+    assert versions == releases.known().keys()
     plugins = [row.version for row in ROWS if row.library == "libtpu.so"]
-    assert set(tpu.PLUGIN.versions.values()) == {".".join(version.split(".")[:3]) for version in plugins}
+    fitting = {release.wheels["libtpu"] for release in releases.known().values()}
+    assert fitting == {".".join(version.split(".")[:3]) for version in plugins}
     locks = [COMPILER / f"{name}.lock" for name in ("requirements", "cuda", "tpu")] + [ROOT / "tests" / "newest.lock"]
     for line in [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]:
         package, version = line.split("==")

@@ -264,7 +264,7 @@ def test_locate_in_a_file_that_is_no_module(tmp_path: Path) -> None:
     [
         (
             "pkg.model:foreign",
-            'args = ["f32[4]"]\nstatic = { target = "no_such" }\ndisabled_checks = ["custom_call:no_such"]\n',
+            'args = ["f32[4]"]\nstatic = { target = "no_such" }\nallow_custom_calls = ["no_such"]\n',
             "jit(foreign)/ffi_call",
             "jit(foreign)/ffi_call (custom call no_such)\n  pkg/model.py:32 in foreign\n",
         ),

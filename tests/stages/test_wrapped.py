@@ -1,6 +1,7 @@
 """`stagec.jit`: JAX's first stages in front of stagec's own.
 
-Modules: `frontends/jax/exporting.py`, `frontends/jax/tracer.py`, `frontends/common/jit.py`, `frontends/staging.py`.
+Modules: `frontends/jax/exporting.py`, `frontends/jax/tracer.py`, `frontends/common/jit.py`,
+`frontends/common/options.py`, `frontends/staging.py`.
 """
 
 import collections
@@ -23,6 +24,7 @@ import stagec
 from stagec.core.messages.errors import StagecError
 from stagec.core.sizes.avals import parse_aval
 from stagec.frontends.common.jit import Traced, Wrapped
+from stagec.frontends.common.options import Options
 from stagec.stages.info import ArgInfo
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 from tests.conformance.views import portable
@@ -305,7 +307,7 @@ def test_attributes_of_a_callable_object() -> None:
 
 
 def test_every_parameter_of_jax_jit_is_taken_or_refused() -> None:
-    ours = set(inspect.signature(stagec.jit).parameters) - {"refused"}
+    ours = {"fun", *Options.__annotations__}
     refused = set(inspect.signature(jax.jit).parameters) - ours
     assert refused == {"device", "backend"}
 

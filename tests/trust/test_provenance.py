@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import jsonschema
 import pytest
 
 from stagec.trust.provenance import Wheel, directory_hash
-from tests.building import stagec
+from tests.building import COMPILER, stagec
 from tests.signed import write_bundle_of, write_provenance
 
 URI = {"type": "string", "pattern": "^[a-z][a-z0-9+.-]*:[^ ]+$"}
@@ -127,6 +128,36 @@ def test_variables_that_the_manifest_declares_are_told(bundle: Path, tmp_path: P
     statement, _ = write_provenance(copy, "--spec", f"zoo.other:{tmp_path}/other.json")
     build = json.loads(statement.read_text())["predicate"]["buildDefinition"]
     assert build["internalParameters"]["environment"] == {"zoo.other": {"EQX_ON_ERROR": "nan"}}
+
+
+def builders(statement: Path) -> list[dict[str, Any]]:
+    dependencies = json.loads(statement.read_text())["predicate"]["runDetails"]["builder"]["builderDependencies"]
+    return list(dependencies)
+
+
+def dir_hash(folder: Path, files: Iterable[Path]) -> str:
+    contents = {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    lines = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_an_extension_that_traced_a_function_is_told(bundle: Path, written: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copy(bundle, tmp_path / "zoo.aot"))
+    for name, frontend in (("other", "arrays"), ("third", "jax")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"frontend": frontend}))
+    specs = [f"zoo.{name}:{tmp_path}/{name}.json" for name in ("other", "third")]
+    statement, _ = write_provenance(copy, "--spec", specs[0], "--spec", specs[1])
+    core, arrays = builders(statement)
+    assert [core] == builders(written[0])
+    folder = COMPILER / "extensions" / "arrays" / "stagec_arrays"
+    assert arrays == {"name": "stagec_arrays", "digest": {"dirHash": dir_hash(folder, folder.rglob("*.py"))}}
+
+
+def test_the_digest_of_the_compiler_has_its_tables(written: tuple[Path, Path]) -> None:
+    (core,) = builders(written[0])
+    folder = COMPILER / "stagec"
+    files = [*folder.rglob("*.py"), folder / "releases.toml", *folder.glob("patches/*.json")]
+    assert core["digest"] == {"dirHash": dir_hash(folder, files)}
 
 
 def test_the_same_inputs_elsewhere_are_the_same_bytes(bundle: Path, written: tuple[Path, Path], tmp_path: Path) -> None:

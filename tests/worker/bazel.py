@@ -25,6 +25,28 @@ OUTPUTS = (
     "--stablehlo",
 )
 """Options that name what a command writes."""
+FUNCTIONS = """
+[functions.solve]
+entry = "models.f:solve"
+args = ["f32[4,4]", "f32[4]"]
+targets = ["cpu"]
+[functions.loop]
+entry = "models.f:loop"
+args = ["f32[n,8]"]
+buckets = { n = [2] }
+targets = ["cpu"]
+"""
+"""Functions of `MODEL`, the file models/f.py, for a manifest with a target `cpu`."""
+MODEL = """
+import jax
+import jax.numpy as jnp
+
+def solve(a, b):
+    return jnp.linalg.solve(a @ a.T + jnp.eye(4), b)
+
+def loop(x):
+    return jax.lax.fori_loop(0, 100, lambda i, x: jnp.sin(x) * 0.9 + i, x)
+"""
 
 
 class Worker:

@@ -14,7 +14,7 @@ import pytest
 from stagec.worker import outputs
 from tests.building import checked, write_specs
 from tests.users import needs_isolation, where
-from tests.worker.bazel import Worker
+from tests.worker.bazel import FUNCTIONS, MODEL, Worker
 
 MANIFEST = """
 [manifest]
@@ -24,15 +24,6 @@ version = "1"
 platform = "cpu"
 isa = "AVX2"
 parallelism = 2
-[functions.solve]
-entry = "models.f:solve"
-args = ["f32[4,4]", "f32[4]"]
-targets = ["cpu"]
-[functions.loop]
-entry = "models.f:loop"
-args = ["f32[n,8]"]
-buckets = { n = [2] }
-targets = ["cpu"]
 [functions.choice]
 entry = "models.f:choice"
 args = ["f32[64]"]
@@ -46,16 +37,7 @@ entry = "models.worse:f"
 args = ["f32[4]"]
 platforms = ["cpu"]
 """
-MODEL = """
-import jax
-import jax.numpy as jnp
-
-def solve(a, b):
-    return jnp.linalg.solve(a @ a.T + jnp.eye(4), b)
-
-def loop(x):
-    return jax.lax.fori_loop(0, 100, lambda i, x: jnp.sin(x) * 0.9 + i, x)
-
+CHOICE = """
 def choice(x):
     grown = lambda: jax.lax.while_loop(lambda c: c.max() < 9, jnp.cosh, x)
     return jax.lax.cond(x.sum() > 0, grown, lambda: jnp.sort(x))
@@ -70,8 +52,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     (root / "models").mkdir()
     (root / "bazel-out").mkdir()
-    (root / "models" / "m.toml").write_text(MANIFEST)
-    (root / "models" / "f.py").write_text(MODEL)
+    (root / "models" / "m.toml").write_text(MANIFEST + FUNCTIONS)
+    (root / "models" / "f.py").write_text(MODEL + CHOICE)
     (root / "models" / "evil.py").touch()
     (root / "models" / "worse.py").touch()
     write_specs("models/m.toml", root, root / "bazel-out")

@@ -19,7 +19,7 @@ import pytest
 
 from tests.building import checked, write_specs
 from tests.users import needs_isolation, where
-from tests.worker.bazel import Worker
+from tests.worker.bazel import FUNCTIONS, MODEL, Worker
 
 MANIFEST = """
 [manifest]
@@ -28,15 +28,6 @@ version = "1"
 [targets.cpu]
 platform = "cpu"
 isa = "AVX2"
-[functions.solve]
-entry = "models.f:solve"
-args = ["f32[4,4]", "f32[4]"]
-targets = ["cpu"]
-[functions.loop]
-entry = "models.f:loop"
-args = ["f32[n,8]"]
-buckets = { n = [2] }
-targets = ["cpu"]
 [functions.changing]
 entry = "models.changing:f"
 args = ["f32[4]"]
@@ -75,16 +66,6 @@ def f(x):
 def first(params):
     return params["w"] + 1
 """
-MODEL = """
-import jax
-import jax.numpy as jnp
-
-def solve(a, b):
-    return jnp.linalg.solve(a @ a.T + jnp.eye(4), b)
-
-def loop(x):
-    return jax.lax.fori_loop(0, 100, lambda i, x: jnp.sin(x) * 0.9 + i, x)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +74,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     (root / "models").mkdir()
     (root / "bazel-out").mkdir()
-    (root / "models" / "m.toml").write_text(MANIFEST)
+    (root / "models" / "m.toml").write_text(MANIFEST + FUNCTIONS)
     (root / "models" / "f.py").write_text(MODEL)
     (root / "models" / "settings.py").write_text(SETTINGS)
     (root / "models" / "undeclared.py").write_text("one = 1\n")

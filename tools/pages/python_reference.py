@@ -76,7 +76,7 @@ def _bases(kind: griffe.Class) -> Iterator[str]:
         path = base.canonical_path if isinstance(base, griffe.Expr) else str(base)
         if path in ours and path.startswith("stagec."):
             yield from _bases(ours[path])
-        else:
+        elif not path.startswith("typing.Generic"):
             yield str(base)
 
 

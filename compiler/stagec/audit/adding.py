@@ -7,7 +7,6 @@ the jaxlib alone.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping
@@ -107,10 +106,9 @@ def _compile(archive: Archive, wanted: _Wanted, scratch: Path, progress: Progres
     files = {"--output": f"{out}.xla", "--description": f"{out}.json", "--module": f"{out}.stablehlo.mlirbc"}
     words = ["action", "compile", "--spec", str(spec), "--exported", str(exported)]
     words += [word for pair in files.items() for word in pair]
-    passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     done = subprocess.run(
         [*actions.command(), *words],
-        env={**passed, **actions.ENVIRONMENT, "HOME": str(scratch)},
+        env=actions.environment(scratch),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -192,7 +192,7 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
             for file in (artifact.exported, *copies)
         ]
         located = ir.Module.parse(Path(f"{copies[-1]}.mlir").read_text(), context)
-        every = [list(_constants_of(module)) for module in (*modules, located)]
+        every = [mlir.operations(module, "stablehlo.constant") for module in (*modules, located)]
         if len({len(constants) for constants in every}) > 1:
             return []
         lines = []
@@ -206,18 +206,6 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
         if lines and built == first:
             lines.append("they follow the CPU: compute them with JAX, NumPy or SciPy, or pass them as an argument")
         return lines
-
-
-def _constants_of(module: ir.Module) -> Iterator[ir.Operation]:
-    operations: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.constant":
-            operations.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    yield from operations
 
 
 def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:
@@ -321,8 +309,7 @@ def run_varied(
     """
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
-    passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    env = {**passed, **actions.ENVIRONMENT, "HOME": str(home), **how.env}
+    env = {**actions.environment(home), **how.env}
     if packages:
         env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(packages)])
     faketime = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))  # it may not be installed

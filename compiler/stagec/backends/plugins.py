@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, DoesNotFit, compile_options, refusal
 from stagec.backends.options import suggestion
+from stagec.core.builds import releases
 from stagec.core.builds.platforms import PLATFORMS, Plugin
 from stagec.core.builds.specs import CompilerOption
 from stagec.jaxcache import jax_entries
@@ -63,13 +64,13 @@ def path(plugin: Plugin) -> Path:
 def wanted(plugin: Plugin) -> str:
     """Return the version of the wheel that fits this jaxlib, or a prefix of it; "" when it is not known."""
     jaxlib = compatibility.version()
-    return plugin.versions.get(jaxlib, "") if plugin.versions else jaxlib
+    return releases.release(jaxlib).wheels.get(plugin.distribution, "") if plugin.own_versions else jaxlib
 
 
 def _pinned(plugin: Plugin) -> str:
     """Return the wheel as a requirement, with the version for this jaxlib if it is known."""
     fits = wanted(plugin)
-    return f"{plugin.distribution}=={fits}{'.*' if plugin.versions else ''}" if fits else plugin.distribution
+    return f"{plugin.distribution}=={fits}{'.*' if plugin.own_versions else ''}" if fits else plugin.distribution
 
 
 def _missing(plugin: Plugin) -> CannotCompile:

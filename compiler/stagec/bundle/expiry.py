@@ -8,29 +8,11 @@ release day of the reading JAX counts, and not the day of the reading.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
 
 from stagec.bundle.index import UNKNOWN
+from stagec.core.builds.releases import release
 
-RELEASED: Mapping[str, str] = {
-    "0.10.1": "2026-05-18",
-    "0.10.2": "2026-06-17",
-    "0.11.0": "2026-07-16",
-    "0.11.1": "2026-08-17",
-    "0.11.2": "2026-09-17",
-    "0.12.0": "2026-10-16",
-    "0.12.0.1": "2026-10-20",
-}
-"""The day of each release of jax and jaxlib that stagec works with, from the files in the wheels on PyPI.
-
-`tools/known_builds.py add` writes the row of a new release.
-"""
 _MONTHS = 6
-
-
-def released(version: str) -> datetime.date | None:
-    """Return the day on which a version of jax and jaxlib was released; None for one that is not in `RELEASED`."""
-    return datetime.date.fromisoformat(RELEASED[version]) if version in RELEASED else None
 
 
 def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | None, str]:
@@ -42,9 +24,9 @@ def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | Non
     """
     if until == UNKNOWN or made_with == jaxlib:
         return True, ""
-    here = RELEASED.get(jaxlib)  # days written so have the order of strings
+    here = release(jaxlib).day  # days written so have the order of strings
     promise = f"JAX promises that releases until {until} read it"
-    if here is None:
+    if not here:
         return None, f"{promise}, and this stagec does not know of which day jaxlib {jaxlib} is"
     return here <= until, "" if here <= until else f"{promise}, and jaxlib {jaxlib} is of {here}"
 
@@ -52,11 +34,11 @@ def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | Non
 def readable_until(jax: str | None) -> str:
     """Return the last day (YYYY-MM-DD) of the releases of JAX that read the exports of the version `jax`.
 
-    UNKNOWN for a version that is not in `RELEASED`, and for None, an artifact that JAX did not make.
+    UNKNOWN for a version that stagec does not know, and for None, an artifact that JAX did not make.
     """
-    start = released(jax or "")
-    if start is None:
+    if not (written := release(jax or "").day):
         return UNKNOWN
+    start = datetime.date.fromisoformat(written)
     year, month, day = start.year + (start.month + _MONTHS - 1) // 12, (start.month + _MONTHS - 1) % 12 + 1, start.day
     while True:
         try:

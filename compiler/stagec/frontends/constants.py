@@ -32,16 +32,8 @@ def find(serialized: bytes, named: Callable[[int], Iterable[NamedArray]]) -> lis
         return []
     with mlir.make_context() as context:
         module = mlir.read_artifact(context, Exported.deserialize(serialized).mlir_module_serialized)
-        operations: list[ir.Operation] = []
-
-        def visit(operation: ir.Operation) -> ir.WalkResult:
-            if operation.name == "stablehlo.constant":
-                operations.append(operation)
-            return ir.WalkResult.ADVANCE
-
-        module.operation.walk(visit)
         constants = []
-        for operation in operations:
+        for operation in mlir.operations(module, "stablehlo.constant"):
             aval = stablehlo.aval(ir.RankedTensorType(operation.results[0].type))
             if aval is None or num_bytes(aval) < LARGE or _is_splat(operation):
                 continue

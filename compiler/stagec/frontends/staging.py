@@ -2,107 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from stagec.core.builds import extensions
 from stagec.core.builds.frontends import TRACERS
-from stagec.core.builds.specs import CompilerOption
 from stagec.core.messages.errors import either, missing_package, near
+from stagec.frontends.common.options import Options
 
 if TYPE_CHECKING:
-    from stagec.frontends.common.jit import Traced, Tracing
-    from stagec.stages.lowered import Lowered
-
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Jitted(Protocol[P, R_co]):
-    """The result of `jit`, for type checkers: a `Wrapped` of either frontend with the function's parameters.
-
-    It returns the function's results, with NumPy's or stagec's arrays instead of the trace's.
-    """
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function."""
-
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]: ...
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Return a `Traced`, for arguments like these: arrays, or `ShapeDtypeStruct`."""
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Return the function lowered for CPUs."""
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Return shapes and dtypes of the result."""
-
-    def clear_cache(self) -> None:
-        """Forget all compiled programs."""
-
-
-class Options(TypedDict, total=False):
-    """The keyword parameters of `jit`, for type checkers."""
-
-    in_shardings: Any
-    out_shardings: Any
-    static_argnums: int | Sequence[int] | None
-    static_argnames: str | Iterable[str] | None
-    donate_argnums: int | Sequence[int] | None
-    donate_argnames: str | Iterable[str] | None
-    keep_unused: bool
-    inline: bool
-    compiler_options: Mapping[str, CompilerOption] | None
-    host_callbacks: str
-    frontend: str
+    from stagec.frontends.common.jit import P, R_co, Tracing, Wrapped
 
 
 @overload
-def jit(fun: Callable[P, R_co], /, **options: Unpack[Options]) -> Jitted[P, R_co]: ...
+def jit(fun: Callable[P, R_co], /, *, frontend: str = ..., **options: Unpack[Options]) -> Wrapped[P, R_co]: ...
 
 
 @overload
-def jit(fun: None = None, /, **options: Unpack[Options]) -> Callable[[Callable[P, R_co]], Jitted[P, R_co]]: ...
-
-
 def jit(
-    fun: Callable[..., Any] | None = None,
-    /,
-    *,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    keep_unused: bool = False,
-    inline: bool = False,
-    compiler_options: Mapping[str, CompilerOption] | None = None,
-    host_callbacks: str = "refuse",
-    frontend: str = "jax",
-    **refused: Any,
-) -> Any:
+    fun: None = None, /, *, frontend: str = ..., **options: Unpack[Options]
+) -> Callable[[Callable[P, R_co]], Wrapped[P, R_co]]: ...
+
+
+def jit(fun: Callable[..., Any] | None = None, /, *, frontend: str = "jax", **options: Unpack[Options]) -> Any:
     """Return `fun` as a `Wrapped`; without `fun`, return a decorator.
 
     Parameters have the meaning that they have in `jax.jit`
     (https://docs.jax.dev/en/latest/_autosummary/jax.jit.html):
 
     in_shardings, out_shardings: trees of shardings, of JAX or `NamedSharding`. None leaves them to XLA.
-    static_argnums, static_argnames: arguments that are Python values at tracing time.
+    static_argnums, static_argnames: arguments that are Python values at tracing time, by positions and by names.
     donate_argnums, donate_argnames: arguments whose buffers a call may overwrite (device arrays; numpy's are copied).
-    keep_unused: whether arguments that the function does not use stay parameters of the program.
-    inline: whether the function is inlined into its callers.
+    keep_unused: whether arguments that the function does not use stay parameters of the program. False: they do not.
+    inline: whether the function is inlined into its callers. False: it is not.
     compiler_options: XLA flags, without dashes. And, as in JAX, `optimization_level` and `memory_fitting_level`
         ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
         `fdo_profile` (a ProfiledInstructionsProto, as bytes).
-    host_callbacks: "drop" leaves out callbacks into Python that have no results, such as `jax.debug.print`. "refuse"
-        raises for all callbacks. If an environment variable turns off those of a library, set it before you import the
-        library.
+    host_callbacks: "drop" leaves out callbacks into Python that have no results, such as `jax.debug.print`. "refuse",
+        the default, raises for all callbacks. If an environment variable turns off those of a library, set it before
+        you import the library.
     frontend: the tracer of the function. "jax" means JAX. "arrays" means stagec itself, for functions of
         `stagec_arrays.numpy`; these cannot have callbacks.
 
@@ -115,33 +53,21 @@ def jit(
     array([2., 2., 2.], dtype=float32)
     >>> stored = double.lower(np.ones(3, np.float32)).compile().serialize()
     """
-    tracer = _tracers(frontend)(
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        keep_unused=keep_unused,
-        inline=inline,
-        compiler_options=compiler_options or {},
-        host_callbacks=host_callbacks,
-        refused=tuple(refused),
-    )
+    tracer = _tracers(frontend)(options)
     from stagec.frontends.common.jit import Wrapped
 
-    def wrap(fun: Callable[..., Any]) -> Wrapped:
+    def wrap(fun: Callable[..., Any]) -> Wrapped[..., Any]:
         return Wrapped(fun, tracer(fun))
 
     return wrap if fun is None else wrap(fun)
 
 
-def _tracers(frontend: str) -> Callable[..., Callable[[Callable[..., Any]], Tracing]]:
+def _tracers(frontend: str) -> Callable[[Options], Callable[[Callable[..., Any]], Tracing]]:
     """Return a function that takes the parameters of `jit`, refuses unsupported ones, and makes tracers."""
     if frontend not in TRACERS:
         raise ValueError(f"frontend is {frontend!r}; {near(frontend, TRACERS) or f'write {either([*TRACERS])}'}")
     try:
-        tracers: Callable[..., Callable[[Callable[..., Any]], Tracing]] = extensions.imported(
+        tracers: Callable[[Options], Callable[[Callable[..., Any]], Tracing]] = extensions.imported(
             TRACERS[frontend].tracer, f"stagec.jit(frontend={frontend!r})"
         ).tracers
     except ModuleNotFoundError as error:

@@ -236,7 +236,7 @@ def _check_arguments(
         if not leaf.startswith(FILES)
     }
     for location, aval in avals.items():
-        if aval.dtype in _X64 and not manifest.tracing_of(function)["enable_x64"]:
+        if aval.dtype in _X64 and not manifest.tracing_of(function).get("enable_x64"):
             what = f"JAX turns {aval.dtype} into {_X64[aval.dtype]} as long as enable_x64 is false"
             yield problem(location, what, f"write {_X64[aval.dtype]}, or enable_x64 = true")
     dims = sorted({dim for aval in avals.values() for dim in dimension_variables(aval.shape)})

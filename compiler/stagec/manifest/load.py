@@ -56,8 +56,6 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "static_argnames": _STATIC,
 }
 """Keys that a reader of JAX's documentation may try -> the reason for the refusal, and the correction."""
-_TRACING = {"enable_x64": False, "matmul_precision": None, "prng_impl": None, "host_callbacks": "refuse"}
-"""Keys of [manifest] and of functions with settings for tracing -> the default."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +88,16 @@ class Manifest:
         return next(said, False) and (traced or bool(function.jax_cache))
 
     def tracing_of(self, function: models.Function) -> dict[str, Any]:
-        """The settings for tracing a function: its own, else those of [manifest]. A file is not traced."""
+        """The settings for tracing a function that are given: its own, else those of [manifest].
+
+        A file is not traced.
+        """
         is_traced = not frontends.of_entry(function.entry).endings
-        tables: list[models.Function | models.Header] = [function, self.header] if is_traced else [function]
-        said = {key: [value for table in tables if (value := getattr(table, key)) is not None] for key in _TRACING}
-        variables = [item for table in reversed(tables) for item in table.environment.items()]
-        return {
-            **{key: values[0] if values else _TRACING[key] for key, values in said.items()},
-            "environment": dict(sorted(dict(variables).items())),
-        }
+        tables: list[models.Tracing] = [self.header, function] if is_traced else [function]
+        given = [(key, getattr(table, key)) for table in tables for key in models.Tracing.model_fields]
+        variables = dict(item for table in tables for item in table.environment.items())
+        said = {key: value for key, value in given if value is not None}
+        return {**said, "environment": dict(sorted(variables.items()))}
 
 
 def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest:

@@ -99,50 +99,46 @@ Precision: TypeAlias = Literal[
 
 Bytes: TypeAlias = Annotated[int | None, PlainValidator(read_bytes), WithJsonSchema(AMOUNT_SCHEMA)]
 
-# How functions are traced: [manifest] says it for all, a function for itself.
-EnableX64: TypeAlias = Annotated[
-    bool | None,
-    Field(
+
+Variables: TypeAlias = Annotated[
+    Mapping[str, str], PlainValidator(read_environment), WithJsonSchema(ENVIRONMENT_SCHEMA)
+]
+
+
+class Tracing(Table):
+    """How functions are traced: [manifest] says it for all, a function for itself. None: not said."""
+
+    enable_x64: bool | None = Field(
+        None,
         description="Trace with 64-bit types, as with JAX's jax_enable_x64. Otherwise JAX makes them 32-bit types. "
         "A function takes it from [manifest] unless it says otherwise.",
         examples=[True],
-    ),
-]
-MatmulPrecision: TypeAlias = Annotated[
-    Precision | None,
-    Field(
+    )
+    matmul_precision: Precision | None = Field(
+        None,
         description="Precision of matrix products and convolutions that the function leaves open, by a name of "
         "JAX's jax_default_matmul_precision. A function takes it from [manifest] unless it says otherwise.",
         examples=["highest"],
-    ),
-]
-PrngImpl: TypeAlias = Annotated[
-    Literal["threefry2x32", "rbg", "unsafe_rbg"] | None,
-    Field(
+    )
+    prng_impl: Literal["threefry2x32", "rbg", "unsafe_rbg"] | None = Field(
+        None,
         description="Implementation of the PRNG keys that the function makes without naming one, by a name of JAX's "
         "jax_default_prng_impl. Default: JAX's own. A function takes it from [manifest] unless it says otherwise.",
         examples=["rbg"],
-    ),
-]
-Environment: TypeAlias = Annotated[
-    Mapping[str, str],
-    PlainValidator(read_environment),
-    WithJsonSchema(ENVIRONMENT_SCHEMA),
-    Field(
+    )
+    environment: Variables = Field(
+        {},
         description="Environment variables that libraries see while the function is traced. They are set before its "
         "module is imported. A function has those of [manifest] too; where both name one, the function's value counts.",
         examples=[{"EQX_ON_ERROR": "nan", "KERAS_BACKEND": "jax"}],
-    ),
-]
-HostCallbacks: TypeAlias = Annotated[
-    Literal["refuse", "drop"] | None,
-    Field(
+    )
+    host_callbacks: Literal["refuse", "drop"] | None = Field(
+        None,
         description='What happens to calls back into Python: "refuse" fails the build, the default. "drop" builds the '
         "function without those that have no results, such as jax.debug.print and jax.debug.callback, as if they were "
         "not in the source. A function takes it from [manifest] unless it says otherwise.",
         examples=["drop"],
-    ),
-]
+    )
 
 
 JaxCache: TypeAlias = Annotated[
@@ -156,7 +152,7 @@ JaxCache: TypeAlias = Annotated[
 ]
 
 
-class Header(Table):
+class Header(Tracing):
     """What is built: its name, its version, and what holds for all functions."""
 
     name: Name = Field(description="Name of the bundle, and first part of every artifact's name.", examples=["digits"])
@@ -181,11 +177,6 @@ class Header(Table):
         description="Releases of jaxlib in your fleet. Without an executable of each of them, the bundle is not built.",
         examples=[["jaxlib==0.10.1", "jaxlib==0.10.2"]],
     )
-    enable_x64: EnableX64 = None
-    matmul_precision: MatmulPrecision = None
-    prng_impl: PrngImpl = None
-    environment: Environment = {}
-    host_callbacks: HostCallbacks = None
     jax_cache: JaxCache = None
     jax_cache_machines: dict[str, Annotated[tuple[Fingerprint, ...], AfterValidator(read_distinct)]] = Field(
         {},
@@ -459,7 +450,7 @@ class Golden(Table):
     )
 
 
-class Function(Table):
+class Function(Tracing):
     """A function to build: where it is, what it takes, and what stagec makes of it."""
 
     entry: ModuleOrEntry = Field(
@@ -558,11 +549,6 @@ class Function(Table):
     )
     keep_unused: bool = Field(False, description="Keep arguments that the function does not use.", examples=[True])
     inline: bool = Field(False, description="Inline the function into its callers when it is traced.", examples=[True])
-    enable_x64: EnableX64 = None
-    matmul_precision: MatmulPrecision = None
-    prng_impl: PrngImpl = None
-    environment: Environment = {}
-    host_callbacks: HostCallbacks = None
     jax_cache: JaxCache = None
     jax_cache_committed: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] = Field(
         ((),),
@@ -592,8 +578,8 @@ class Function(Table):
     ] = Field(
         (),
         description='Safety checks of jax.export to switch off: "platform" (other platforms than those exported '
-        'for may run the artifact) and "custom_call:TARGET" (as allow_custom_calls).',
-        examples=[["platform"], ["custom_call:my_kernel"]],
+        "for may run the artifact). Custom calls are in allow_custom_calls.",
+        examples=[["platform"]],
     )
     allow_custom_calls: Annotated[tuple[str, ...], AfterValidator(read_distinct)] = Field(
         (),

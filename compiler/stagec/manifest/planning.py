@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from stagec.core.builds import frontends, naming
@@ -10,11 +10,15 @@ from stagec.core.builds.specs import ExecutableSpec, FunctionSpec, Limits, to_js
 from stagec.core.messages.errors import StagecError
 from stagec.manifest import checks
 from stagec.manifest.load import Manifest, key_path
-from stagec.manifest.models import Function, Weights
+from stagec.manifest.models import Function, Tracing, Weights
 from stagec.manifest.values import Static
 
 FORMAT = 1
 """Version of the plan's JSON form. 1: the first one."""
+_KEYS = {field.name for field in fields(FunctionSpec)} - Tracing.model_fields.keys()
+"""What a spec has of a function, without what [manifest] says for all."""
+_UNORDERED = ("allow_custom_calls", "disabled_checks", "donate_argnames", "donate_argnums")
+"""Keys whose order says nothing."""
 
 
 @dataclass(frozen=True)
@@ -141,38 +145,30 @@ def describe(plan: Plan) -> str:
 def _function_spec(
     manifest: Manifest, name: str, function: Function, variant: str, static: Mapping[str, Static]
 ) -> FunctionSpec:
+    """A function's own values where the spec has the same key, and what the manifest makes of the others."""
     mesh = manifest.meshes[function.mesh] if function.mesh else None
-    allowed = {check.removeprefix("custom_call:") for check in function.disabled_checks if ":" in check}
+    spelled = {key: value for key, value in function if key in _KEYS}
     return FunctionSpec(
-        name=name,
-        manifest=manifest.file,
-        entry=function.entry,
-        args=function.args or (),
-        kwargs=function.kwargs or {},
-        avals=function.avals,
-        platforms=manifest.platforms_of(function),
-        constraints=function.constraints,
-        static=static,
-        donate_argnums=tuple(sorted(function.donate_argnums)),
-        donate_argnames=tuple(sorted(function.donate_argnames)),
-        keep_unused=function.keep_unused,
-        inline=function.inline,
-        vjp_order=function.vjp_order,
-        variant=variant,
-        mesh=tuple(mesh.axes.items()) if mesh else (),
-        axis_types=mesh.axis_types if mesh and "Explicit" in mesh.axis_types else (),
-        in_shardings=function.in_shardings,
-        out_shardings=function.out_shardings,
-        disabled_checks=tuple(sorted(check for check in function.disabled_checks if ":" not in check)),
-        allow_custom_calls=tuple(sorted({*function.allow_custom_calls, *allowed})),
-        padding={dim: table.model_dump() for dim, table in sorted(function.padding.items())},
-        serve=function.served,
-        golden=_golden(function),
-        bind={argument: _bound(weights) for argument, weights in sorted(function.bind.items())},
-        devices=_devices(manifest, function),
-        plugins=function.plugins,
-        frontend=frontends.of_entry(function.entry, function.frontend).name,
-        **manifest.tracing_of(function),
+        **spelled
+        | {key: tuple(sorted(spelled[key])) for key in _UNORDERED}
+        | {
+            "name": name,
+            "manifest": manifest.file,
+            "args": function.args or (),
+            "kwargs": function.kwargs or {},
+            "platforms": manifest.platforms_of(function),
+            "static": static,
+            "variant": variant,
+            "mesh": tuple(mesh.axes.items()) if mesh else (),
+            "axis_types": mesh.axis_types if mesh and "Explicit" in mesh.axis_types else (),
+            "padding": {dim: table.model_dump() for dim, table in sorted(function.padding.items())},
+            "serve": function.served,
+            "golden": _golden(function),
+            "bind": {argument: _bound(weights) for argument, weights in sorted(function.bind.items())},
+            "devices": _devices(manifest, function),
+            "frontend": frontends.of_entry(function.entry, function.frontend).name,
+        }
+        | manifest.tracing_of(function)
     )
 
 

@@ -180,20 +180,16 @@ def _sharding(value: object) -> str:
 
 def read_check(value: str) -> str:
     """Reads the name of a safety check of jax.export."""
-    kind, _, target = value.partition(":")
-    if value == "platform" or (kind == "custom_call" and target):
+    if value == "platform":
         return value
-    names = '"platform", "custom_call:TARGET"'
+    what, write = f"unknown check {show(value)}", 'write "platform", the only one'
     if value == "shape_assertions":
         what = "JAX has no way to switch shape assertions off any more"
-        raise refuse(Refusal((), what, "leave out the constraint that does not hold"))
-    if value == "all":
-        raise refuse(Refusal((), "all checks at once cannot be switched off", f"name those that may fail: {names}"))
-    if kind == "custom_call":
-        raise refuse(
-            Refusal((), f"{show(value)} does not name a custom call", 'write for example "custom_call:my_kernel"')
-        )
-    raise refuse(Refusal((), f"unknown check {show(value)}", f"write one of {names}"))
+        write = "leave out the constraint that does not hold"
+    elif value.startswith("custom_call:"):
+        what = f"{show(value)} stands under another key"
+        write = f"write allow_custom_calls = [{show(value.removeprefix('custom_call:') or 'my_kernel')}]"
+    raise refuse(Refusal((), what, write))
 
 
 def read_scalar(value: object) -> Scalar:

@@ -99,30 +99,23 @@ def mesh(module: ir.Module) -> dict[str, int] | None:
     return None
 
 
-def custom_calls(module: ir.Module) -> set[str]:
-    """Return the targets of the custom calls in a module."""
-    targets: set[str] = set()
+def operations(module: ir.Module, prefix: str) -> list[ir.Operation]:
+    """Return the operations with a name that starts with `prefix`, such as "chlo.", in the order of the module."""
+    matching: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call":
-            targets.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
+        if operation.name.startswith(prefix):
+            matching.append(operation)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    return targets
+    return matching
 
 
-def has_operation(module: ir.Module, prefix: str) -> bool:
-    """Whether a module has an operation with a name that starts with `prefix`, such as "chlo."."""
-    matched = False
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        nonlocal matched
-        matched = operation.name.startswith(prefix)
-        return ir.WalkResult.INTERRUPT if matched else ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return matched
+def custom_calls(module: ir.Module) -> set[str]:
+    """Return the targets of the custom calls in a module."""
+    calls = operations(module, "stablehlo.custom_call")
+    return {ir.StringAttr(call.attributes["call_target_name"]).value for call in calls}
 
 
 def inventory(artifact: bytes) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagec.bundle import expiry, index as bundle_index
-from stagec.core.builds import naming
+from stagec.core.builds import naming, releases
 from stagec.core.data.strict_json import shown
 from stagec.core.messages.errors import Problem, StagecError, mistake, nearest
 
@@ -56,7 +56,7 @@ def _of_function(
     """Yield the rows of a function; one for each of `targets` too if it has executables for others alone."""
     until, maker = function["readable_until"], function["versions"].get("jaxlib")
     readable, why = expiry.may_read(jaxlib, until, maker)
-    known = expiry.released(jaxlib) is not None or maker == jaxlib
+    known = bool(releases.release(jaxlib).day) or maker == jaxlib
     exported = why or (
         f"this stagec does not know jaxlib {jaxlib}"
         if not known

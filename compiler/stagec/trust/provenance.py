@@ -18,12 +18,16 @@ from urllib.parse import quote, unquote, urlsplit
 
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive
+from stagec.core.builds import extensions
+from stagec.core.builds.frontends import FRONTENDS
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
 from stagec.core.trees import json_shapes
 from stagec.trust.attestation import ADDITION_TYPE, BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
 from stagec.trust.dsse import LARGEST
 
+_CODE = ("**/*.py", "patches/*.json", "releases.toml")
+"""What actions run and read of stagec: an installed one also has byte code and the checked-in hardware."""
 BUILDER, ADDER = "urn:stagec:builder:bazel", "urn:stagec:builder:add-jaxlib"
 
 
@@ -143,7 +147,9 @@ def statement(
         "slices": {artifact: sha256(text) for artifact, text in sorted(specs.items())},
         **({"environment": declared} if declared else {}),
     }
-    return _statement(archive, digest, BUILD_TYPE, BUILDER, external, internal, resolved)
+    traced = {json.loads(text).get("frontend") for text in specs.values()}
+    modules = [frontend.module for frontend in FRONTENDS if frontend.name in traced]
+    return _statement(archive, digest, BUILD_TYPE, BUILDER, external, internal, resolved, modules)
 
 
 def statement_of_addition(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
@@ -182,14 +188,11 @@ def _statement(
     external: Mapping[str, Any],
     internal: Mapping[str, Any],
     resolved: Sequence[Mapping[str, Any]],
+    modules: Sequence[str] = (),
 ) -> str:
-    """Return the statement of a bundle; see `statement`."""
+    """Return the statement of a bundle; see `statement`. modules: of stagec that an action used, besides the core's."""
     subjects_of = {bundle_name(archive): digest, **subjects(archive)}
-    stagec = {
-        "name": "stagec",
-        "uri": package_url("stagec", VERSION),
-        "digest": {"dirHash": directory_hash(Path(__file__).parent.parent, "**/*.py")},
-    }
+    packages = sorted({"stagec", *(module.partition(".")[0] for module in modules)})
     values = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": subject, "digest": {"sha256": of_it}} for subject, of_it in subjects_of.items()],
@@ -206,11 +209,22 @@ def _statement(
                 "resolvedDependencies": resolved,
             },
             "runDetails": {
-                "builder": {"id": builder, "version": {"stagec": VERSION}, "builderDependencies": [stagec]},
+                "builder": {
+                    "id": builder,
+                    "version": {"stagec": VERSION},
+                    "builderDependencies": list(map(_code, packages)),
+                },
             },
         },
     }
     return json.dumps(values, indent=1) + "\n"
+
+
+def _code(package: str) -> dict[str, Any]:
+    """Describe a package of stagec. No index has an extension: there, its name may be somebody else's."""
+    digest = {"dirHash": directory_hash(extensions.folder(package, "its provenance"), *_CODE)}
+    uri = {"uri": package_url(package, VERSION)} if package == "stagec" else {}
+    return {"name": package, **uri, "digest": digest}
 
 
 def sha256(data: bytes) -> str:
@@ -218,9 +232,10 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def directory_hash(folder: Path, pattern: str = "**/*") -> str:
-    """Return in-toto's `dirHash` of the files in a folder that match the pattern: Go's Hash1, in hex."""
-    files = {file.relative_to(folder).as_posix(): file for file in folder.glob(pattern) if file.is_file()}
+def directory_hash(folder: Path, *patterns: str) -> str:
+    """Return in-toto's `dirHash` of the files in a folder that match a pattern, or of all: Go's Hash1, in hex."""
+    matching = (file for pattern in patterns or ["**/*"] for file in folder.glob(pattern) if file.is_file())
+    files = {file.relative_to(folder).as_posix(): file for file in matching}
     lines = (f"{sha256(file.read_bytes())}  {name}\n" for name, file in sorted(files.items()))
     return sha256("".join(lines).encode())
 

@@ -134,7 +134,7 @@ def portable(module: ir.Module) -> bytes:
     """
     requirement = hlo.StablehloCompatibilityRequirement.WEEK_12
     version = hlo.get_version_from_compatibility_requirement(requirement)
-    if mlir.has_operation(module, "chlo."):
+    if mlir.operations(module, "chlo."):
         return bytes(_jax.mlir.serialize_portable_artifact(module, version, True))
     module.operation.verify()
     passes = f"func.func(stablehlo-complex-math-expander),stablehlo-compatibility-expander{{target={version}}}"

@@ -8,8 +8,8 @@ from stagec.backends.compilation import Hardware
 from stagec.bundle.description import Description
 from stagec.costs import hlo
 from stagec.costs.links import Seconds
-from stagec.costs.schedule import COMPUTE, COPIES, LINKS, Event, Rates, schedule
 from stagec_insight import traces
+from stagec_insight.schedule import COMPUTE, COPIES, LINKS, Event, Rates, schedule
 
 _TRACKS = (COMPUTE, LINKS, COPIES)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from stagec.backends.compilation import CannotCompile
+from stagec.core.builds import releases
 from stagec.core.builds.specs import CompilerOption
 from stagec.costs import hlo
 from stagec.costs.hlo import Computation, Instruction
@@ -32,13 +33,12 @@ _REDUCED = re.compile(r" dimensions=\{([\d,]*)\}")
 class Defect(NamedTuple):
     """A defect.
 
-    issue: where it is reported. what: it does, after "XLA of jaxlib 0.10.2". releases: those of jaxlib that have it.
-    has: whether the computation of a fusion for YNNPACK does.
+    issue: where it is reported; manifests/releases.toml has it in each release with the defect. what: it does, after
+    "XLA of jaxlib 0.10.2". has: whether the computation of a fusion for YNNPACK does.
     """
 
     issue: str
     what: str
-    releases: frozenset[str]
     has: Callable[[Computation], bool]
 
 
@@ -80,13 +80,11 @@ DEFECTS = (
     Defect(
         "jax#40412",
         "ends the process or gives wrong numbers where it leaves arrays of seven or more dimensions to YNNPACK",
-        frozenset({"0.10.2", "0.11.0"}),
         _many_dimensions,
     ),
     Defect(
         "jax#39103",
         "gives wrong numbers where it leaves a reduction of a matrix product to YNNPACK",
-        frozenset({"0.10.1", "0.10.2"}),
         _product_before_reduction,
     ),
 )
@@ -95,9 +93,9 @@ DEFECTS = (
 
 def of_program(program: str, release: str) -> Iterator[Defect]:
     """Yield the defects that an optimized program, as a string, has in a release of jaxlib."""
-    known = [defect for defect in DEFECTS if release in defect.releases]
-    if not known or _FUSION not in program:
+    if _FUSION not in program:
         return
+    known = [defect for defect in DEFECTS if defect.issue in releases.release(release).defects]
     computations = hlo.parse(program).computations
     fusions = [
         computations[instruction.called]

@@ -22,7 +22,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
 from stagec.backends.cuda import container, kernels, nvidia, riegeli
+from stagec.core.builds import releases
 from stagec.core.builds.specs import CudaTarget
 from stagec.core.data import wire
 from stagec.core.messages import phases
@@ -68,8 +69,6 @@ _UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDER
 """... and entries that XLA takes from a hash table: the path of their message, and their field."""
 _AUTOTUNING = "autotuning.textproto"
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
-_KERNELS: Mapping[str, int] = {"0.10.1": 41, "0.10.2": 45}
-"""XLA's version number for making kernels, by version of jaxlib: XLA ignores results with another number."""
 _kept: list[str] = []
 """The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
 
@@ -182,7 +181,7 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
         problem = error.problems[0]
         what = f"{problem.key}: {problem.what}" if problem.key else problem.what
         raise CannotCompile(what, "autotuning", problem.write) from error
-    wanted = _KERNELS.get(compatibility.version())
+    wanted = releases.release(compatibility.version()).kernels
     for index, result in enumerate(results if wanted is not None else ()):
         if result.version not in (None, wanted):
             what = f"results[{index}].version: timed by an XLA of version {result.version}; this one is {wanted}"

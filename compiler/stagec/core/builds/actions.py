@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,15 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONHASHSEED": "0",
     "PYTHONSAFEPATH": "1",
 }
-"""The variables that change the behavior of a command, as rules/toolchain.bzl sets them."""
+"""The variables that change the behavior of a command. `tools/platforms.py` writes them for the rules."""
 ENTRY = Path(__file__).absolute().parents[2] / "__main__.py"
 """The command."""
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the variables of a command that runs as in an action: those, and where this process finds packages."""
+    passed = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    return {**passed, **ENVIRONMENT, "HOME": str(home)}
 
 
 def command() -> list[str]:

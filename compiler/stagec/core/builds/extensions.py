@@ -104,6 +104,11 @@ def imported(module: str, user: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+def folder(package: str, user: str) -> Path:
+    """Return the folder of a package, the core's or an extension's. Raises StagecError as `imported` does."""
+    return Path(str(imported(package, user).__file__)).parent
+
+
 @functools.cache
 def sources() -> tuple[str, ...]:
     """Return the folders of stagec's own packages, each with a slash at its end: the core's, and installed extensions'.

@@ -2,13 +2,13 @@
 
 To add one, write a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
 is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler.
-`python3 tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
+`python tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +17,7 @@ class Plugin:
 
     platform: jaxlib's name of it. package: the package whose folder has the library. library: the file's name.
     distribution: name of the wheel that brings it.
-    versions: for a version of jaxlib, the version of the wheel that jax's own requirements name, or a prefix of it;
-        empty if it is jaxlib's.
+    own_versions: whether the wheel has versions of its own, which `releases` has for each jaxlib, and not jaxlib's.
     kernels: name of the wheel with the parts of JAX that lower kernels for the platform, and with the functions that
         its custom calls name; "" if there is none.
     """
@@ -27,7 +26,7 @@ class Plugin:
     package: str
     library: str
     distribution: str
-    versions: Mapping[str, str] = field(default_factory=dict)
+    own_versions: bool = False
     kernels: str = ""
 
 
@@ -79,16 +78,7 @@ PLATFORMS: Mapping[str, Platform] = {
                 package="libtpu",
                 library="libtpu.so",
                 distribution="libtpu",
-                # As jax's extra "tpu" of the same version requires.
-                versions={
-                    "0.10.1": "0.0.41",
-                    "0.10.2": "0.0.42",
-                    "0.11.0": "0.0.44",
-                    "0.11.1": "0.0.46",
-                    "0.11.2": "0.0.48",
-                    "0.12.0": "0.0.50",
-                    "0.12.0.1": "0.0.50",
-                },
+                own_versions=True,
             ),
             # Other devices have /dev/vfio too. The numbers are those of jax/_src/hardware_utils.py, from v3 to tpu7x.
             nodes=("accel[0-9]*", "vfio/[0-9]*"),

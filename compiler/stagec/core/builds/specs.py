@@ -88,8 +88,8 @@ class FunctionSpec:
     donate_argnames: Sequence[str]
     keep_unused: bool
     inline: bool
-    enable_x64: bool
     vjp_order: int
+    enable_x64: bool = False
     variant: str = ""
     mesh: Sequence[Sequence[Any]] = ()
     axis_types: Sequence[str] = ()
@@ -104,7 +104,6 @@ class FunctionSpec:
     golden: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[Mapping[str, Any]] = ()
     plugins: Sequence[str] = ()
-
     prng_impl: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     host_callbacks: str = "refuse"

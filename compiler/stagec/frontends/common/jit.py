@@ -13,7 +13,7 @@ import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, overload
 
 from jaxlib import _jax
 
@@ -28,6 +28,8 @@ from stagec.stages.info import ArgInfo, donate_argnums
 from stagec.stages.lowered import Lowered
 from stagec.stages.lowering import lower_exported
 
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 Run: TypeAlias = "Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]"
 """Takes the leaves of a call and `abstract` of each, and gives the leaves of the result."""
 
@@ -129,7 +131,7 @@ class Tracing(Protocol):
         """Forget all traces."""
 
 
-class Wrapped:
+class Wrapped(Generic[P, R_co]):
     """A function that can be traced, lowered and compiled. Calling it does all of that, once per signature.
 
     `jit` makes it. Methods are those of `jax.stages.Wrapped`
@@ -139,6 +141,8 @@ class Wrapped:
 
     A signature consists of the structure, shapes and dtypes of the arguments, of the static values by type and value,
     and of all settings that change a program, such as `jax.enable_x64` or a mesh.
+
+    For type checkers it has the function's parameters, and its results with arrays of NumPy or of stagec.
     """
 
     def __init__(self, fun: Callable[..., Any], tracer: Tracing) -> None:
@@ -149,7 +153,7 @@ class Wrapped:
         self._tracer = tracer
         self._compiled: dict[Hashable, list[tuple[StaticData, Run, Any]]] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function on this machine's CPU, and return the result in your own types.
 
         A function of JAX takes numpy or JAX arrays and returns numpy arrays; a PRNG key comes back as its uint32 words.
@@ -163,7 +167,8 @@ class Wrapped:
         """
         tracer = self._tracer
         if tracer.within():
-            return tracer.call_within(args, kwargs)
+            within: R_co = tracer.call_within(args, kwargs)
+            return within
         dynamic, static = self._static.split(args, kwargs)
         leaves, structure = flatten(dynamic)
         known = tuple(map(tracer.abstract, leaves))
@@ -176,7 +181,14 @@ class Wrapped:
             entry = StaticData.of(structure), *tracer.runner(args, kwargs, known)
             kept.append(entry)
         _, run, out_structure = entry
-        return out_structure.unflatten(run(leaves, known))
+        result: R_co = out_structure.unflatten(run(leaves, known))
+        return result
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R_co]: ...
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Return the method of an instance; of the class, this function."""

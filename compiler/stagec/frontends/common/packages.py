@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from stagec.core.builds.distributions import normalized
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.messages.errors import Problem, StagecError
 
@@ -62,7 +63,7 @@ def _installed(folders: Sequence[str]) -> dict[str, _Package]:
     for folder in folders:
         for path in sorted(Path(folder).glob(f"*{_INFO}")):
             name, _, version = path.name.removesuffix(_INFO).partition("-")
-            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), _Package(name, version, folder))
+            packages.setdefault(normalized(name), _Package(name, version, folder))
     return packages
 
 

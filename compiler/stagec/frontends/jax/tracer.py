@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from stagec.core.builds.specs import CompilerOption
 from stagec.core.messages.errors import StagecError
 from stagec.frontends.common import updates
 from stagec.frontends.common.jit import Arguments, Run, Traced, flatten, static_key
+from stagec.frontends.common.options import Options, unknown
 from stagec.frontends.jax import advice, callbacks, evaluation, exporting, forwarding, kernels, wholes
 from stagec.frontends.jax.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
@@ -43,29 +44,23 @@ _REFUSED = {
 }
 
 
-def tracers(
-    *,
-    compiler_options: Mapping[str, CompilerOption],
-    host_callbacks: str,
-    refused: Iterable[str],
-    **options: Any,
-) -> Callable[[Callable[..., Any]], JaxTracer]:
-    """Return the function that makes the tracer of a function. `staging.jit` explains the parameters.
-
-    refused: names of others that were given. options: those of `jax.jit`, with shardings of ours too.
-    """
-    for name in refused:
+def tracers(options: Options) -> Callable[[Callable[..., Any]], JaxTracer]:
+    """Return the function that makes the tracer of a function. Shardings may be ours."""
+    for name in unknown(options):
         if name in _REFUSED:
             raise TypeError(f"jit() does not take {name}: {_REFUSED[name]}")
         raise TypeError(f"jit() got an unexpected keyword argument {name!r}")
+    of_jax: dict[str, Any] = {**options}
+    compiler_options = of_jax.pop("compiler_options", None) or {}
+    host_callbacks = of_jax.pop("host_callbacks", "refuse")
     if host_callbacks not in ("refuse", "drop"):
         raise ValueError(f'host_callbacks is {host_callbacks!r}; write "refuse" or "drop"')
     for name in ("in_shardings", "out_shardings"):
-        shardings = options.pop(name)
+        shardings = of_jax.pop(name, None)
         if shardings is not None:
-            options[name] = jax.tree.map(_to_jax, shardings)
+            of_jax[name] = jax.tree.map(_to_jax, shardings)
     return functools.partial(
-        JaxTracer, options=options, compiler_options=compiler_options, host_callbacks=host_callbacks
+        JaxTracer, options=of_jax, compiler_options=compiler_options, host_callbacks=host_callbacks
     )
 
 
@@ -83,7 +78,7 @@ class JaxTracer:
         compiler_options: Mapping[str, CompilerOption],
         host_callbacks: str,
     ) -> None:
-        self.static = Arguments.of(fun, options["static_argnums"], options["static_argnames"])
+        self.static = Arguments.of(fun, options.get("static_argnums"), options.get("static_argnames"))
         self.like: Any = jax.jit(fun, **options)
         self._fun = fun
         self._options = options

@@ -93,12 +93,14 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[ArrayTra
         static = {name: entries.hashable(value) for name, value in spec.static.items()}
         tracer = ArrayTracer(
             entries.bind(function, static) if static else function,
-            donate_argnums=tuple(spec.donate_argnums) or None,
-            donate_argnames=tuple(spec.donate_argnames) or None,
-            keep_unused=spec.keep_unused,
-            in_shardings=shardings.of_manifest(spec, "in_shardings", pytrees.flatten(args)[1]),
-            out_shardings=lambda structure: shardings.of_manifest(spec, "out_shardings", structure),
-            refusal=entries.refusal(spec),
+            {
+                "donate_argnums": tuple(spec.donate_argnums) or None,
+                "donate_argnames": tuple(spec.donate_argnames) or None,
+                "keep_unused": spec.keep_unused,
+                "in_shardings": shardings.of_manifest(spec, "in_shardings", pytrees.flatten(args)[1]),
+                "out_shardings": lambda structure: shardings.of_manifest(spec, "out_shardings", structure),
+            },
+            entries.refusal(spec),
         )
     return tracer, args, kwargs
 

@@ -8,16 +8,16 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from stagec.core.builds.specs import CompilerOption
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.frontends.common import updates, user_code
 from stagec.frontends.common.jit import Arguments, Run, Traced
+from stagec.frontends.common.options import Options, unknown
 from stagec.pjrt import dialects
 from stagec.pjrt.arrays import unfit
 from stagec.pjrt.calling_convention import NUMBERS
@@ -41,22 +41,12 @@ from stagec_arrays.tracing import Tracer
 from stagec_arrays.values import ShapedArray, ShapeDtypeStruct
 
 
-def tracers(
-    *,
-    compiler_options: Mapping[str, CompilerOption],
-    refused: Iterable[str],
-    host_callbacks: str = "refuse",
-    inline: bool = False,
-    **options: Any,
-) -> Callable[[Callable[..., Any]], ArrayTracer]:
-    """Return the function that makes the tracer of a function. `staging.jit` explains the parameters.
-
-    refused: names of others that were given. options: those of `ArrayTracer`.
-    """
-    given = [*(["inline"] if inline else []), *refused, *(["host_callbacks"] if host_callbacks != "refuse" else [])]
-    if given:
+def tracers(options: Options) -> Callable[[Callable[..., Any]], ArrayTracer]:
+    """Return the function that makes the tracer of a function."""
+    of_jax = {"inline": options.get("inline"), "host_callbacks": options.get("host_callbacks", "refuse") != "refuse"}
+    if given := [*(name for name, is_given in of_jax.items() if is_given), *unknown(options)]:
         raise TypeError(f'jit() does not take {", ".join(given)} with frontend = "arrays"')
-    return functools.partial(ArrayTracer, **options, compiler_options=compiler_options)
+    return functools.partial(ArrayTracer, options=options)
 
 
 class ArrayTracer:
@@ -65,34 +55,24 @@ class ArrayTracer:
     def __init__(
         self,
         fun: Callable[..., Any],
-        *,
-        in_shardings: Any = None,
-        out_shardings: Any = None,
-        static_argnums: int | Iterable[int] | None = None,
-        static_argnames: str | Iterable[str] | None = None,
-        donate_argnums: int | Iterable[int] | None = None,
-        donate_argnames: str | Iterable[str] | None = None,
-        keep_unused: bool = False,
-        compiler_options: Mapping[str, CompilerOption] | None = None,
+        options: Options,
         refusal: updates.Refusal | None = None,
     ) -> None:
-        """Parameters are those of `staging.jit`, and two more.
+        """Take the parameters of `staging.jit`; `out_shardings` may be a function of the structure of the result.
 
-        out_shardings: or a function that gives them for the structure of the result.
         refusal: makes the error for a function that changes its arguments; None: a ValueError.
         Raises ValueError for numbers and names of arguments that the function does not have.
         """
         self.like: Any = fun
-        self.static = Arguments.of(fun, static_argnums, static_argnames)
-        self._donated = Arguments.of(fun, donate_argnums, donate_argnames)
+        self.static = Arguments.of(fun, options.get("static_argnums"), options.get("static_argnames"))
+        self._donated = Arguments.of(fun, options.get("donate_argnums"), options.get("donate_argnames"))
         _check(fun, self.static, "static")
         _check(fun, self._donated, "donate")
         if both := {*self.static.numbers, *self.static.names} & {*self._donated.numbers, *self._donated.names}:
             raise ValueError(f"{_name(fun)}: argument {min(both, key=str)} is static, so it cannot be donated")
-        self._in_shardings = in_shardings
-        self._out_shardings = out_shardings
-        self._keep_unused = keep_unused
-        self._compiler_options = compiler_options or {}
+        self._in_shardings, self._out_shardings = options.get("in_shardings"), options.get("out_shardings")
+        self._keep_unused = options.get("keep_unused", False)
+        self._compiler_options = options.get("compiler_options") or {}
         self._watched = updates.watched(
             fun, refusal or updates.refusal_of(_name(fun)), tracing.operand_of, "NAME = copy.deepcopy(NAME)"
         )

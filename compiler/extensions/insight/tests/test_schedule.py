@@ -1,6 +1,7 @@
 """When a device would run instructions: the estimate that `<name>.timeline.json` shows.
 
-Modules: `costs/hlo.py`, `stagec_insight/timelines.py`, `stagec_insight/commands/timeline.py`.
+Modules: `costs/hlo.py`, `stagec_insight/schedule.py`, `stagec_insight/timelines.py`,
+`stagec_insight/commands/timeline.py`.
 """
 
 import json
@@ -11,8 +12,8 @@ import pytest
 from stagec.backends.compilation import Hardware
 from stagec.bundle.description import Description
 from stagec.costs import hlo
-from stagec.costs.schedule import COMPUTE, COPIES, LINKS, Event, Rates, schedule
 from stagec_insight import timelines
+from stagec_insight.schedule import COMPUTE, COPIES, LINKS, Event, Rates, schedule
 
 RATES = Rates(flops=1000, bandwidth=1e9)
 """An operation on 1,000 numbers takes a second."""

@@ -1,0 +1,49 @@
+"""The table of releases has a row for each that we lock, and the tool adds one.
+
+Modules: `core/builds/releases.py`.
+"""
+
+import datetime
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stagec.backends.cpu import defects
+from stagec.core.builds import releases
+from stagec.core.builds.releases import Release
+from tests.building import COMPILER, ROOT
+from tools import known_builds as known_builds_tool
+
+LOCKS = sorted([*COMPILER.glob("*.lock"), *(ROOT / "tests").glob("*.lock")])
+
+
+def test_each_release_that_we_lock_has_a_row() -> None:
+    pins = {pin for lock in LOCKS for pin in re.findall(r"^(?:jax|jaxlib)==(\S+)", lock.read_text(), re.MULTILINE)}
+    assert len(pins) > 2
+    assert pins <= releases.known().keys()
+    plugins = {pin for lock in LOCKS for pin in re.findall(r"^libtpu==(\S+)", lock.read_text(), re.MULTILINE)}
+    wheels = [release.wheels["libtpu"] for release in releases.known().values()]
+    assert plugins
+    assert all(any(f"{pin}.".startswith(f"{wheel}.") for wheel in wheels) for pin in plugins)
+
+
+def test_the_rows_make_sense() -> None:
+    days = [datetime.date.fromisoformat(release.day) for release in releases.known().values()]
+    assert days == sorted({*days})
+    issues = {issue for release in releases.known().values() for issue in release.defects}
+    assert issues == {defect.issue for defect in defects.DEFECTS}
+    assert releases.release("9.9.9") == Release("")
+
+
+def test_the_tool_writes_the_row_of_a_new_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, before = tmp_path / "releases.toml", releases.known()
+    table.write_bytes(releases.FILE.read_bytes())
+    with zipfile.ZipFile(tmp_path / "jaxlib.whl", "w") as wheel:
+        wheel.writestr(zipfile.ZipInfo("jaxlib/__init__.py", (2027, 1, 9, 10, 11, 12)), "")
+    monkeypatch.setattr(releases, "FILE", table)
+    for version in ("0.13.0", "0.10.1"):  # the second is there
+        known_builds_tool.write_release(version, known_builds_tool.released(tmp_path / "jaxlib.whl"))
+    monkeypatch.setattr(releases, "known", releases.known.__wrapped__)
+    assert releases.known() == {**before, "0.13.0": Release("2027-01-09")}
