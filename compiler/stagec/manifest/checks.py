@@ -1,6 +1,6 @@
 """Mistakes in a manifest that only show when its parts are seen together; `load.py` has those of a table alone.
 
-Each check is about one thing. `_OF_MANIFEST` and `_OF_FUNCTION` list them, in the order of their problems.
+Each check is about one thing. `_OF_FUNCTION` lists those of one function, in the order of their problems.
 """
 
 import itertools
@@ -105,9 +105,10 @@ class _Case:
 
 def problems(manifest: Manifest) -> list[Problem]:
     """Return the problems of a manifest; if it is too large to check, only that problem."""
+    of_manifest = _variants_of_one_name, _names, _unused_machines, _axis_types
     faults = [*_too_many(manifest)] or [
         *_of_functions(manifest),
-        *(f for check in _OF_MANIFEST for f in check(manifest)),
+        *itertools.chain(*(check(manifest) for check in of_manifest)),
     ]
     return [Problem(manifest.file, key_path(location), what, write) for location, what, write in faults]
 
@@ -439,7 +440,7 @@ def _donated(case: _Case) -> _Faults:
 def _x64(case: _Case) -> _Faults:
     """64-bit arguments that JAX would make 32-bit ones."""
     for location, aval in (case.avals or {}).items():
-        if aval.dtype in _X64 and not case.manifest.tracing_of(case.function)["enable_x64"]:
+        if aval.dtype in _X64 and not case.manifest.tracing_of(case.function).get("enable_x64"):
             what = f"JAX turns {aval.dtype} into {_X64[aval.dtype]} as long as enable_x64 is false"
             yield _Fault(location, what, f"write {_X64[aval.dtype]}, or enable_x64 = true")
 
@@ -605,9 +606,8 @@ def _names(manifest: Manifest) -> _Faults:
 
 def _first_with(manifest: Manifest, target: str) -> Location:
     """Where a function first names a target."""
-    lists = ((name, function.targets) for name, function in manifest.functions.items() if target in function.targets)
-    name, targets = next(lists)
-    return "functions", name, "targets", targets.index(target)
+    wanted = ((name, function.targets) for name, function in manifest.functions.items())
+    return next(("functions", name, "targets", names.index(target)) for name, names in wanted if target in names)
 
 
 def _unused_machines(manifest: Manifest) -> _Faults:
@@ -625,11 +625,3 @@ def _axis_types(manifest: Manifest) -> _Faults:
         if mesh.axis_types and len(mesh.axis_types) != len(mesh.axes):
             what = f"the number of types is {len(mesh.axis_types)}, and that of axes {len(mesh.axes)}"
             yield _Fault(("meshes", name, "axis_types"), what, f"write a type for each of {', '.join(mesh.axes)}")
-
-
-_OF_MANIFEST: tuple[Callable[[Manifest], _Faults], ...] = (
-    _variants_of_one_name,
-    _names,
-    _unused_machines,
-    _axis_types,
-)
