@@ -76,17 +76,11 @@ def test_packages_of_others_are_those_of_the_table() -> None:
 def test_nothing_imports_in_circles() -> None:
     assert imports.circles(imports.arrows(EDGES)) == []
     assert imports.circles(imports.arrows_between_rooms(EDGES)) == []
-    assert imports.circles(imports.graph(FILES, running=True)) == []
 
 
-def test_circles_of_names_for_the_type_checker_are_these() -> None:
-    """Methods of the first import what is below them when they are called; to be typed, that names the first."""
-    core = {name: {other for other in others if not other.startswith("stagec_")} for name, others in EDGES.items()}
-    assert imports.circles(core) == [
-        ["loader.jax_calls", "loader.variant"],
-        ["stages.abi", "stages.compiling", "stages.describing", "stages.lowered", "stages.on_host"],
-        ["stages.exported", "stages.lowering", "stages.serialization"],
-    ]
+def test_no_module_imports_in_a_circle() -> None:
+    """Neither when it runs, nor late, nor for the type checker."""
+    assert imports.circles(EDGES) == []
 
 
 def test_the_core_imports_no_extension() -> None:

@@ -259,19 +259,13 @@ def _folder(module: str) -> str:
     return module if module in PACKAGES or module in ROOMS else module.rpartition(".")[0]
 
 
-def imports(path: Path, known: Mapping[str, Path], running: bool = False) -> Iterator[tuple[str, bool]]:
+def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[str, bool]]:
     """Yield the modules that a file imports, wherever and however it does, and whether they are ours.
 
     Ours without "stagec.", others by their first name: `numpy` is both. A call of `importlib.import_module` with a name
     that is written there is an import; with a name that is computed, it is not.
-    running: without what only a type checker imports.
     """
-    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
-    checked = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    unused = {id(statement) for node in checked for statement in node.body} if running else set()
-    for node in nodes:
-        if id(node) in unused:
-            continue
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -301,10 +295,10 @@ def _imported_by(call: ast.Call) -> list[str]:
     return [name.value for name in named if isinstance(name, ast.Constant) and isinstance(name.value, str)]
 
 
-def graph(known: Mapping[str, Path], running: bool = False) -> dict[str, set[str]]:
-    """Return which of our modules each of our modules imports. running: without what only a type checker imports."""
+def graph(known: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Return which of our modules each of our modules imports."""
     return {
-        name: {module for module, ours in imports(path, known, running) if ours and module in known} - {name}
+        name: {module for module, ours in imports(path, known) if ours and module in known} - {name}
         for name, path in known.items()
     }
 
@@ -386,7 +380,7 @@ def main() -> None:
     print(f"{len(ROOMS)} rooms inside packages, {sum(map(len, ROOMS.values()))} imports between them")
     print(f"{len(edges)} modules, {sum(map(len, edges.values()))} imports between them")
     print(f"circles of packages: {round_and_round or 'none'}")
-    print(f"circles of modules when they run: {circles(graph(modules(), running=True)) or 'none'}")
+    print(f"circles of modules: {circles(edges) or 'none'}")
 
 
 if __name__ == "__main__":

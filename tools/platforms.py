@@ -22,7 +22,7 @@ COMPILER = ROOT / "compiler"
 _PLANNING = """
 import json, sys
 from stagec.cli import main
-status = [main(["plan", path]) for path in sys.argv[1:]]
+status = [main(["action", "plan", path]) for path in sys.argv[1:]]
 modules = {name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}
 json.dump({"status": status, "modules": modules}, sys.stderr)
 """

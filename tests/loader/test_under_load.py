@@ -210,9 +210,12 @@ def test_preload_compiles_what_calls_would_compile(zoo: Path, tmp_path: Path, lo
     exported = without_executables(only(zoo, tmp_path / "loop.aot", "loop"), tmp_path / "exported.aot")
     compiled: list[str] = []
     with stagec.load(exported) as bundle:
-        make = bundle._loaded.compile
+        settings = bundle._loaded.settings
+        make = settings.compiler
         assert make is not None
-        bundle._loaded.compile = lambda *given: (compiled.append(given[1]), make(*given))[1]
+        bundle._loaded.settings = settings._replace(
+            compiler=lambda *given: (compiled.append(given[1]), make(*given))[1]
+        )
         for _ in range(2):
             bundle.preload()
         bundle["loop"](np.ones(8, np.float32))

@@ -546,6 +546,53 @@ def test_mistakes_across_a_function(text: str, message: str, tmp_path: Path) -> 
     assert str(caught.value) == dedent(message)
 
 
+@pytest.mark.parametrize("arguments", ['args = ["f32[n]"]', 'avals = "a:avals"'])
+def test_every_check_runs_for_both_forms_of_arguments(arguments: str, tmp_path: Path) -> None:
+    """Whether the manifest writes the arguments or a function of the model makes them."""
+    text = f"""
+        [meshes.m]
+        axes = {{ data = 2 }}
+        axis_types = ["Explicit"]
+        [functions.f]
+        entry = "a:b"
+        {arguments}
+        platforms = ["cpu"]
+        targets = ["h200"]
+        plugins = ["cuda"]
+        limits.cpu = {{ flops = 1 }}
+        mesh = "m"
+        out_shardings = "P(rows)"
+        vjp_order = 1
+        variants.one.static = {{ n = 1 }}
+        variants.two.static = {{ n = 1 }}
+        bind."args[0]" = {{ file = "w.safetensors" }}
+        donate_argnums = [0]
+        golden.inputs = "in.npz"
+        golden.seed = 1
+        serve.state.cache = {{}}
+        constraints = ["n >= 8", "n <= 4"]
+        buckets.n = [8]
+        padding.k = {{}}
+        """
+    with pytest.raises(StagecError) as caught:
+        plan_of(HEAD + dedent(text), tmp_path)
+    keys = [
+        "targets[0]",
+        "plugins[0]",
+        "limits.cpu",
+        "variants.two.static",
+        'bind."args[0]"',
+        "golden.seed",
+        "vjp_order",
+        "out_shardings",
+        "mesh",
+        "serve.state.cache",
+        "constraints[1]",
+        "padding.k",
+    ]
+    assert [problem.key for problem in caught.value.problems] == [f"functions.f.{key}" for key in keys]
+
+
 def test_only_a_portable_artifact_needs_no_buckets(tmp_path: Path) -> None:
     planned = plan_of(HEAD + '[functions.f]\nentry = "a:b"\nargs = ["f32[n]"]\nplatforms = ["rocm"]', tmp_path)
     assert [export.name for export in planned.exports] == ["m.f"]

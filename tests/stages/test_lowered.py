@@ -1,6 +1,6 @@
 """Binding an `Exported` to a platform and to sizes.
 
-Modules: `pjrt/dialects.py`, `stages/lowering.py`.
+Modules: `pjrt/dialects.py`, `stages/data.py`, `stages/lowering.py`.
 """
 
 import dataclasses

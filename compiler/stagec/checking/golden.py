@@ -15,6 +15,7 @@ from stagec.checking import trials
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import parse_aval
 from stagec.loader.bundle import Bundle
+from stagec.loader.loaded import Settings
 from stagec.pjrt import compatibility
 from stagec.pjrt.arrays import dtype_of
 
@@ -121,7 +122,7 @@ def check(
         }
         if not asked or platform not in (None, entry["platform"]):
             continue
-        bundle = Bundle(archive, target, policy="executable_only", selected_only=False, files=files)
+        bundle = Bundle(archive, Settings(target, policy="executable_only", selected_only=False, files=files))
         skipped: dict[str, list[str]] = {}
         for name, golden in asked.items():
             selection = bundle.select(name)

@@ -17,17 +17,13 @@ from stagec.bundle import spelling
 from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.sizes.avals import Aval, parse_aval, physical
-from stagec.core.trees.node_types import NodeTypes, Types
 from stagec.loader.function import Function
-from stagec.loader.loaded import Compile, Loaded, Once
-from stagec.loader.selection import POLICIES, Asked, Policy, Selection, nearest_refusal
+from stagec.loader.loaded import Loaded, Once, Settings
+from stagec.loader.selection import Selection, nearest_refusal
 from stagec.loader.variant import Variant
-from stagec.pjrt import compatibility, host
 from stagec.pjrt.arrays import dtype_of
-from stagec.pjrt.weights import Weights
 
 if TYPE_CHECKING:
-    from stagec.bundle.external import Files
     from stagec.trust.keys import Key
 
 
@@ -42,67 +38,23 @@ class Bundle(Mapping[str, Function]):
     unloads it.
     """
 
-    def __init__(
-        self,
-        archive: Archive,
-        target: str | None = None,
-        types: Types | None = None,
-        policy: Policy = "allow_compile",
-        devices: Sequence[_jax.Device] = (),
-        compiler: Compile | None = None,
-        selected_only: bool = True,
-        locations: bool = True,
-        map_weights: bool = True,
-        files: Files | None = None,
-    ) -> None:
-        """See `stagec.load`.
-
-        archive: the bundle's file; closed with the bundle.
-        compiler: compiles an exported artifact; None: nothing is compiled.
-        selected_only: whether to refuse a bundle if nothing in it runs here.
-        locations: whether to read the files with source locations beside the bundle. Nobody signs these files.
-        files: the weights beside the bundle; None: those in its folder, when a call uses them.
-        """
-        if policy not in POLICIES:
-            raise ValueError(f"policy is {policy!r}; write {' or '.join(map(repr, POLICIES))}")
-        refusal = compatibility.refusal()
-        if refusal:
-            raise LoadError("jaxlib-version", refusal)
+    def __init__(self, archive: Archive, settings: Settings) -> None:
+        """See `stagec.load`. archive: the bundle's file; closed with the bundle."""
+        self._loaded = Loaded(archive, settings)
         index = archive.index
         self.name: str = index["name"]
         self.version: str = index["version"]
-        targets = index["targets"]
-        if target is not None and target not in targets:
-            raise LoadError(
-                "no-target", f"{archive.path}: no target {target!r}; the bundle has {', '.join(targets) or 'none'}"
-            )
-        self._loaded = Loaded(
-            archive,
-            archive.path,
-            self.name,
-            host.describe(devices),
-            Asked(
-                target,
-                targets[target]["platform"] if target else None,
-                policy if compiler else "executable_only",
-                len(devices) or None,
-            ),
-            NodeTypes(types),
-            Weights.of(archive, map_weights, files),
-            tuple(devices),
-            compiler,
-            locations,
-        )
         self._families: dict[str, dict[str, str]] = {}  # names of artifacts, by function and variant
         for name, (function, variant) in spelling.variants(index["functions"]).items():
             self._families.setdefault(function if variant else name, {})[variant] = name
         self._names = list(index["functions"])
-        self._targets = list(targets)
+        self._targets = list(index["targets"])
         self._variants, self._functions = Once(), Once()
         self._replaced: dict[str, str] = {}  # digests of arrays that are not the bundle's, by name
         self.digest = _digest(archive, self._replaced)
         self._executables = Once()  # by name of the artifact; those with other weights share it
-        if selected_only and self._names and not any(self._variant(name).select().chosen for name in self._names):
+        must_run = settings.selected_only and self._names
+        if must_run and not any(self._variant(name).select().chosen for name in self._names):
             raise nearest_refusal(self.selections(), archive.path)
 
     @functools.cached_property

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from jaxlib import _jax
@@ -23,10 +23,29 @@ from stagec.pjrt.jax_arrays import JaxArray, Results
 from stagec.pjrt.weights import Weight
 
 if TYPE_CHECKING:
-    from stagec.loader.variant import Variant
+    from stagec.loader.padding import Fit
+    from stagec.pjrt.calling_convention import Signature
 
 _MOST_MISSES = 16
 """After this many calls whose arguments `pjit` could not remember, calls give it only the leaves."""
+
+
+class _Owner(Protocol):
+    """What these calls use of their `Variant`."""
+
+    whole: Callable[..., Any] | None
+
+    @property
+    def interface(self) -> Signature: ...
+
+    @property
+    def jax_calls(self) -> JaxCalls: ...
+
+    def call(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any: ...
+
+    def resolved(self, leaves: Sequence[Any], of_jax: bool) -> tuple[Signature, Fit | None]: ...
+
+    def failed(self, error: Exception, signature: Signature) -> Exception: ...
 
 
 class JaxCalls:
@@ -35,7 +54,7 @@ class JaxCalls:
     whole: `pjit`, which takes the arguments of a call and returns its result; None if it may not.
     """
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: _Owner) -> None:
         # `pjit` is a C++ object. This frees a bundle without references at once, and not at a garbage collection.
         owner = weakref.ref(variant)
         self._variant = owner
@@ -172,27 +191,27 @@ def _named(mesh: Any, aval: AbstractArray) -> Any:
     return of_jax.NamedSharding(mesh, names, memory_kind=own.memory_kind)
 
 
-def _alive(owner: Callable[[], Variant | None]) -> Variant:
+def _alive(owner: Callable[[], _Owner | None]) -> _Owner:
     variant = owner()
     assert variant is not None  # it is what is called
     return variant
 
 
-def _run_leaves(owner: Callable[[], Variant | None], *leaves: Any) -> Sequence[Any]:
+def _run_leaves(owner: Callable[[], _Owner | None], *leaves: Any) -> Sequence[Any]:
     return _alive(owner).jax_calls.run(leaves)
 
 
-def _miss_leaves(owner: Callable[[], Variant | None], *leaves: Any) -> tuple[Sequence[Any], dispatch.FastPath | None]:
+def _miss_leaves(owner: Callable[[], _Owner | None], *leaves: Any) -> tuple[Sequence[Any], dispatch.FastPath | None]:
     calls = _alive(owner).jax_calls
     path = calls.path(leaves)  # before the call, which may delete them
     return calls.run(leaves), path
 
 
-def _run_whole(owner: Callable[[], Variant | None], *args: Any, **kwargs: Any) -> Any:
+def _run_whole(owner: Callable[[], _Owner | None], *args: Any, **kwargs: Any) -> Any:
     return _alive(owner).call(args, kwargs, donate=True)
 
 
-def _miss_whole(owner: Callable[[], Variant | None], *args: Any, **kwargs: Any) -> tuple[Any, dispatch.FastPath | None]:
+def _miss_whole(owner: Callable[[], _Owner | None], *args: Any, **kwargs: Any) -> tuple[Any, dispatch.FastPath | None]:
     variant = _alive(owner)
     path = variant.jax_calls.path_of_whole(args, kwargs)
     result = variant.call(args, kwargs, donate=True)

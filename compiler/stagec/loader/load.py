@@ -14,6 +14,7 @@ from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.trees.node_types import Types
 from stagec.loader.bundle import Bundle
+from stagec.loader.loaded import Settings
 from stagec.loader.selection import Policy, Shapes
 from stagec.pjrt.calling_convention import Convention, Interface
 from stagec.pjrt.executable import Executable
@@ -91,17 +92,9 @@ def load(
 
         files = Files(archive.path, archive.index, None if weights is None else os.fspath(weights), check_weights)
         files.open()
-    return Bundle(
-        archive,
-        target,
-        types,
-        policy,
-        devices,
-        compile_exported,
-        locations=keys is None,
-        map_weights=map_weights,
-        files=files,
-    )
+    locations = keys is None
+    settings = Settings(target, types, policy, tuple(devices), compile_exported, True, locations, map_weights, files)
+    return Bundle(archive, settings)
 
 
 def explain(path: str | os.PathLike[str], target: str | None = None, policy: Policy = "allow_compile") -> Bundle:
@@ -109,7 +102,8 @@ def explain(path: str | os.PathLike[str], target: str | None = None, policy: Pol
 
     Raises LoadError when the file is missing, damaged or of another format.
     """
-    return Bundle(Archive(os.fspath(path)), target, None, policy, (), compile_exported, selected_only=False)
+    settings = Settings(target, policy=policy, compiler=compile_exported, selected_only=False)
+    return Bundle(Archive(os.fspath(path)), settings)
 
 
 def compile_exported(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
-from stagec.core.trees.node_types import NodeTypes
-from stagec.loader.selection import Asked, Shapes
-from stagec.pjrt import clients
+from stagec.core.messages.refusal import LoadError
+from stagec.core.trees.node_types import NodeTypes, Types
+from stagec.loader.selection import POLICIES, Asked, Policy, Shapes
+from stagec.pjrt import clients, compatibility, host
 from stagec.pjrt.calling_convention import Convention
 from stagec.pjrt.executable import Executable
-from stagec.pjrt.host import Host
 from stagec.pjrt.weights import Weights
+
+if TYPE_CHECKING:
+    from stagec.bundle.external import Files
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
@@ -51,38 +54,57 @@ class Once:
         self._values.clear()
 
 
+class Settings(NamedTuple):
+    """How a bundle is loaded. target, types, policy, devices, map_weights: as of `stagec.load`.
+
+    compiler: compiles an exported artifact; None: nothing is compiled.
+    selected_only: whether to refuse a bundle if nothing in it runs here.
+    locations: whether to read the files with source locations beside the bundle. Nobody signs these files.
+    files: the weights beside the bundle; None: those in its folder, when a call uses them.
+    """
+
+    target: str | None = None
+    types: Types | None = None
+    policy: Policy = "allow_compile"
+    devices: Sequence[_jax.Device] = ()
+    compiler: Compile | None = None
+    selected_only: bool = True
+    locations: bool = True
+    map_weights: bool = True
+    files: Files | None = None
+
+    def asked(self, archive: Archive) -> Asked:
+        """Return the request to the selection. Raises ValueError for another policy, LoadError ("no-target")."""
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy is {self.policy!r}; write {' or '.join(map(repr, POLICIES))}")
+        targets = archive.index["targets"]
+        if self.target is not None and self.target not in targets:
+            what = f"no target {self.target!r}; the bundle has {', '.join(targets) or 'none'}"
+            raise LoadError("no-target", f"{archive.path}: {what}")
+        platform = targets[self.target]["platform"] if self.target else None
+        policy = self.policy if self.compiler else "executable_only"
+        return Asked(self.target, platform, policy, len(self.devices) or None)
+
+
 class Loaded:
     """The state that the functions of a loaded bundle share.
 
     archive: None when the bundle was closed. path, name: of the bundle.
-    devices: those that the caller names, in order; empty: those of the platform. compile: None forbids compiling.
-    locations: whether to read the files with source locations beside the bundle.
     lock: held for an instant, to remember a call or to close the bundle; never while XLA works.
     """
 
-    def __init__(
-        self,
-        archive: Archive,
-        path: str,
-        name: str,
-        host: Host,
-        asked: Asked,
-        types: NodeTypes,
-        weights: Weights,
-        devices: tuple[_jax.Device, ...],
-        compiler: Compile | None,
-        locations: bool,
-    ) -> None:
+    def __init__(self, archive: Archive, settings: Settings) -> None:
+        """Raises LoadError ("jaxlib-version"), and the errors of `Settings.asked`."""
+        if refusal := compatibility.refusal():
+            raise LoadError("jaxlib-version", refusal)
         self.archive: Archive | None = archive
-        self.path = path
-        self.name = name
-        self.host = host
-        self.asked = asked
-        self.types = types
-        self.weights = weights
-        self.devices = devices
-        self.compile = compiler
-        self.locations = locations
+        self.path = archive.path
+        self.name: str = archive.index["name"]
+        self.settings = settings
+        self.asked = settings.asked(archive)
+        self.host = host.describe(settings.devices)
+        self.types = NodeTypes(settings.types)
+        self.weights = Weights.of(archive, settings.map_weights, settings.files)
         self.lock = threading.Lock()
 
     def devices_for(self, platform: str, count: int, of_jax: bool = False) -> Sequence[_jax.Device]:
@@ -90,8 +112,8 @@ class Loaded:
 
         of_jax: for JAX's arrays: JAX's devices, which may be fewer, unless the caller of `load` has named others.
         """
-        if self.devices:
-            return self.devices[:count]
+        if self.settings.devices:
+            return self.settings.devices[:count]
         if not of_jax:
             return clients.devices(platform, count)
         return clients.of_jax(platform)[:count]

@@ -131,25 +131,28 @@ class Variant:
 
     def call(self, args: tuple[object, ...], kwargs: dict[str, object], donate: bool) -> Any:
         """Run it. kwargs: those that are not static. donate: as of `Function.with_options`. See `Function.__call__`."""
-        known = None
-        if self._takes_leaves and donate and not kwargs:
+        given: Sequence[Any]
+        are_leaves = self._takes_leaves and not kwargs
+        if are_leaves:
             # An object with a kind is an array and no container, so arguments like those of an earlier call are the
             # leaves.
-            given: Sequence[Any] = args
-            known = self._prepared.get(kinds_of(args))
-        if known is None:
+            given = args
+        else:
             given = self.leaves(args, kwargs) if self._fills_in else self.interface.leaves(args, kwargs)
-            kinds = kinds_of(given)
-            known = self._prepared.get(kinds) if donate else None
-        if known is None and None in kinds:
-            arrays = self.interface.check_dtypes(given, of_jax=True)
-            if _jax.ArrayImpl in (types := {*map(type, arrays)}):
-                results = self.jax_calls.call(arrays, donate)
-                if len(types) == 1:
-                    self.whole = self.jax_calls.whole
-                return self.interface.unflatten(results)
-            if not self._fills_in:  # numbers are arrays now
-                given, kinds = arrays, kinds_of(arrays)
+        kinds = kinds_of(given)
+        known = self._prepared.get(kinds) if donate else None
+        if known is None:
+            given = self.interface.check_dtypes(
+                self.interface.leaves(args, kwargs) if are_leaves else given, of_jax=True
+            )
+            if None in kinds:
+                types = {*map(type, given)}
+                if _jax.ArrayImpl in types:
+                    results = self.jax_calls.call(given, donate)
+                    if len(types) == 1:
+                        self.whole = self.jax_calls.whole
+                    return self.interface.unflatten(results)
+                kinds = kinds_of(given)  # numbers are arrays now
                 known = self._prepared.get(kinds) if donate else None
         if known is not None:
             signature, (run, results_of, read) = known
@@ -160,12 +163,9 @@ class Variant:
                 raise self.failed(error, signature) from error
             if outputs is not None:
                 return signature.unflatten(list(map(DeviceArray, outputs, results_of)) if read is None else outputs)
-        leaves = self.interface.check_dtypes(given)
-        signature, fit = self.resolved(leaves)
-        if fit is not None:
-            leaves = fit.fill(leaves)
+        signature, fit = self.resolved(given)
         try:
-            results = signature.call(leaves, donate)
+            results = signature.call(given if fit is None else fit.fill(given), donate)
         except RuntimeError as error:  # XLA's own
             raise self.failed(error, signature) from error
         if fit is None:
@@ -287,7 +287,7 @@ class Variant:
             what = f"{self.name}: it runs on {count} devices of {platform}, and JAX has {len(devices)} in this process"
             raise CallError("client", f"{what}: pass numpy's arrays, or give JAX more (jax_num_cpu_devices for a CPU)")
         assigned = description.device_assignment if description else None
-        if platform == "tpu" and assigned and not loaded.devices:
+        if platform == "tpu" and assigned and not loaded.settings.devices:
             # The code is for the places that partitions have in the topology.
             here = {device.id: device for device in clients.devices(platform)}
             devices = tuple(here[i] for i in assigned.device_ids) if here.keys() >= {*assigned.device_ids} else devices
@@ -323,14 +323,15 @@ class Variant:
     ) -> tuple[Convention, Executable]:
         """Return the exported artifact, compiled. Raises LoadError, CallError ("shape")."""
         loaded = self._loaded
-        assert loaded.compile is not None
+        compiler = loaded.settings.compiler
+        assert compiler is not None
         self._log(offer, shapes)
         if platform == "cpu" and not loaded.host.cpu_flags:
             self._warn_of_unknown_cpu(shapes)
         doubt = selection.unknown_release(offer, loaded.host)
         if doubt:
             warnings.warn(f"{loaded.path}: {offer.member} is compiled; {doubt}", RuntimeWarning, stacklevel=2)
-        return loaded.compile(self._archive()[offer.member], platform, shapes, devices)
+        return compiler(self._archive()[offer.member], platform, shapes, devices)
 
     def _log(self, offer: Offer, shapes: Shapes) -> None:
         """Log once that this compiles, or runs an executable that is not the first choice, and why."""
@@ -417,7 +418,7 @@ class Variant:
     def _debug(self) -> Path | None:
         """The file with the model's lines, if it is there and this may read it."""
         debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
-        return debug if self._loaded.locations and debug.exists() else None
+        return debug if self._loaded.settings.locations and debug.exists() else None
 
     def lines(self, operation: str) -> list[str]:
         """Return the lines of the model that have an operation, such as `stablehlo.sort`; empty if they are not known.

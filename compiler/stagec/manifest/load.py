@@ -4,7 +4,6 @@ Two passes over the same data find the problems: pydantic checks each value agai
 tables are checked. pydantic's own messages never reach the user.
 """
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from stagec.hardware import catalog
 from stagec.manifest import models, toml
 from stagec.manifest.tables import NAME, RELEASE, SHAPE
 from stagec.manifest.targets import resolve
+from stagec.manifest.toml import Location, key_path
 from stagec.manifest.values import abbreviate, no_file
 
 _TABLES: Mapping[str, tuple[type[BaseModel], ...]] = {
@@ -123,17 +123,6 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     }
     jaxlib = {name: given for name, given in releases.items() if given}
     return Manifest(file, document.manifest, targets, document.meshes, document.functions, jaxlib)
-
-
-def key_path(location: tuple[str | int, ...]) -> str:
-    """The TOML key path of a location: `functions.predict.args[1].w`; keys that need quotes get them."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += ("." if text else "") + (part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else show(part))
-    return text
 
 
 def _read(path: Path, file: str) -> dict[str, Any]:
@@ -245,12 +234,12 @@ def _translate(error: ErrorDetails, file: str) -> Iterator[Problem]:
     yield Problem(file, key_path(_written(location)), what, write)
 
 
-def _written(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+def _written(location: Location) -> Location:
     """The keys that lead to a location in the file: pydantic adds the platform of a target."""
     return (*location[:_PLATFORM], *location[_PLATFORM + 1 :]) if location[0] == "targets" else location
 
 
-def _explain(kind: str, location: tuple[str | int, ...], value: object, context: Mapping[str, Any]) -> tuple[str, str]:
+def _explain(kind: str, location: Location, value: object, context: Mapping[str, Any]) -> tuple[str, str]:
     """The fault and the correction, for one of pydantic's error types."""
     shown = abbreviate(value)
     example = _example(location)
@@ -309,7 +298,7 @@ _PLATFORM = 2
 """Where pydantic puts the platform into the location of a target's key: targets, NAME, PLATFORM, key."""
 
 
-def _field_location(location: tuple[str | int, ...]) -> tuple[type[BaseModel], str]:
+def _field_location(location: Location) -> tuple[type[BaseModel], str]:
     """The model and the field of a location: the models know their keys that are tables, and the models of these."""
     model: type[BaseModel] = models.Document
     rest = list(location)
@@ -338,7 +327,7 @@ def _tables(annotation: Any) -> tuple[int, list[type[BaseModel]]]:
     return 0, []
 
 
-def _example(location: tuple[str | int, ...]) -> str:
+def _example(location: Location) -> str:
     """A line with an example of the field at a location."""
     model, key = _field_location(location)
     examples = model.model_fields[key].examples if key in model.model_fields else None
@@ -359,7 +348,7 @@ def _table_example(path: str, example: Mapping[str, Mapping[str, object]]) -> st
     return f"write a table such as [{path}.{name}] with {key} = {show(value)}"
 
 
-def _unknown_key(location: tuple[str | int, ...]) -> tuple[str, str]:
+def _unknown_key(location: Location) -> tuple[str, str]:
     key = str(location[-1])
     model = _field_location(location)[0]
     if key in REFUSED and model not in models.TARGETS.values():

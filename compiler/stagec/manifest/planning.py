@@ -9,8 +9,9 @@ from stagec.core.builds import frontends, naming
 from stagec.core.builds.specs import ExecutableSpec, FunctionSpec, Limits, to_json
 from stagec.core.messages.errors import StagecError
 from stagec.manifest import checks
-from stagec.manifest.load import Manifest, key_path
+from stagec.manifest.load import Manifest
 from stagec.manifest.models import Function, Tracing, Weights
+from stagec.manifest.toml import key_path
 from stagec.manifest.values import Static
 
 FORMAT = 1

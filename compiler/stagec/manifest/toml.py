@@ -1,9 +1,16 @@
-"""TOML that may be anything: Python's parser reads it recursively, and takes memory by the square of a dotted key."""
+"""TOML that may be anything, and the key path of a place in it.
+
+Python's parser reads it recursively, and takes memory by the square of a dotted key.
+"""
 
 import re
 import tomllib
-from typing import Any
+from typing import Any, TypeAlias
 
+from stagec.core.messages.errors import show
+
+Location: TypeAlias = tuple[str | int, ...]
+"""Where a value is: the keys of tables and the numbers in arrays that lead to it."""
 LARGEST = 4 << 20
 """Bytes of a manifest (4 MiB): one of some ten thousand functions."""
 DEEPEST = 100
@@ -48,3 +55,14 @@ def parse(text: str) -> dict[str, Any]:
         if not level:
             return data
     raise ValueError(too_deep)
+
+
+def key_path(location: Location) -> str:
+    """The TOML key path of a location: `functions.predict.args[1].w`; keys that need quotes get them."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else show(part))
+    return text

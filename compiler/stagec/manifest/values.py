@@ -18,6 +18,7 @@ from stagec.core.messages.errors import nearest, show
 from stagec.core.sizes.avals import DTYPES, FILES, NOT_EXPORTABLE, AvalError, parse_aval
 from stagec.core.sizes.partitions import PartitionError, parse, write
 from stagec.core.sizes.size import DimensionError, parse_constraint
+from stagec.manifest.toml import Location
 
 
 class _Source(NamedTuple):
@@ -69,7 +70,7 @@ class Refusal(NamedTuple):
     path: keys and indices from the value to the fault; () is the value itself.
     """
 
-    path: tuple[str | int, ...]
+    path: Location
     what: str
     write: str
 
@@ -89,7 +90,7 @@ def _collect(value: object, check: Callable[[object], object], *, tables: bool =
     """Applies `check` to every leaf of nested arrays (and tables), and raises all refusals together."""
     refusals: list[Refusal] = []
 
-    def walk(node: object, path: tuple[str | int, ...]) -> object:
+    def walk(node: object, path: Location) -> object:
         if isinstance(node, dict) and tables:
             return {key: walk(item, (*path, key)) for key, item in node.items()}
         if isinstance(node, list | tuple):

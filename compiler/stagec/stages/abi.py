@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees.tree import argument_path
 from stagec.costs import hlo
 from stagec.costs.array_types import array
+from stagec.stages.data import LoweredData
 from stagec.stages.shardings import NamedSharding
 
-if TYPE_CHECKING:
-    from stagec.stages.lowered import Lowered
 
-
-def of_module(program: Lowered, text: str) -> dict[str, list[dict[str, Any]]]:
+def of_module(program: LoweredData, text: str) -> dict[str, list[dict[str, Any]]]:
     """Return "parameters" and "results" of an executable, in the order in which PJRT takes and gives them.
 
     text: the optimized HLO of `program`. Arguments that the program drops are not parameters. Each has:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
@@ -20,14 +19,12 @@ from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import donation_refusal
 from stagec.stages import mlir
 from stagec.stages.compiled import Compiled
+from stagec.stages.data import LoweredData
 from stagec.stages.describing import describe, mesh_of, settings
 from stagec.stages.on_host import compile_for_host
 
-if TYPE_CHECKING:
-    from stagec.stages.lowered import Lowered
 
-
-def compile_program(program: Lowered, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
+def compile_program(program: LoweredData, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
     """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
     refusal = compatibility.refusal()
     if refusal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -19,15 +19,13 @@ from stagec.core.messages import phases
 from stagec.pjrt import compatibility
 from stagec.pjrt.custom_calls import TOOLCHAIN, provider
 from stagec.stages import abi, mlir
+from stagec.stages.data import LoweredData
 from stagec.stages.shardings import Mesh, NamedSharding
-
-if TYPE_CHECKING:
-    from stagec.stages.lowered import Lowered
 
 
 @phases.phase("analyze")
 def describe(
-    program: Lowered,
+    program: LoweredData,
     target: Target,
     module: CompiledModule,
     hardware: Hardware,
@@ -66,7 +64,7 @@ def describe(
     )
 
 
-def mesh_of(program: Lowered) -> Mesh | None:
+def mesh_of(program: LoweredData) -> Mesh | None:
     """Return the mesh of the module's shardings: the named one (with types of axes), or the declared one."""
     if program.nr_devices == 1:
         return None
@@ -116,6 +114,6 @@ def spec_of(description: Description) -> ExecutableSpec:
     return ExecutableSpec(description.function, description.manifest, rebuilt, description.bucket, description.variant)
 
 
-def _provider(program: Lowered, name: str) -> str:
+def _provider(program: LoweredData, name: str) -> str:
     """Return who provides a custom call of the optimized program: XLA's compiler, if the module has no such call."""
     return provider(name) if name in program.custom_calls or program.platform == "cpu" else TOOLCHAIN

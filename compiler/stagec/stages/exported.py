@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxlib import xla_client
@@ -20,16 +19,16 @@ from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import Aval, arrow
 from stagec.core.sizes.size import DimensionError, solve
 from stagec.core.trees.node_types import NodeTypes
-from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
+from stagec.core.trees.tree import TreeMismatch, argument_path
 from stagec.stages import mlir
+from stagec.stages.data import ExportedData
 from stagec.stages.shardings import NamedSharding, OneSharding, named_sharding
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(ExportedData):
     """A function as portable StableHLO: for several platforms, with symbolic sizes if you want.
 
     Fields and methods are those of `jax.export.Exported`
@@ -51,28 +50,6 @@ class Exported:
     uses_global_constants: the module has dimension variables or a platform index, and must be refined before XLA.
     """
 
-    fun_name: str
-    in_tree: Tree
-    in_avals: tuple[Aval, ...]
-    out_tree: Tree
-    out_avals: tuple[Aval, ...]
-    nr_devices: int
-    platforms: tuple[str, ...]
-    ordered_effects: tuple[str, ...]
-    unordered_effects: tuple[str, ...]
-    disabled_safety_checks: tuple[str, ...]
-    mlir_module_serialized: bytes = field(repr=False)
-    calling_convention_version: int
-    module_kept_var_idx: tuple[int, ...]
-    uses_global_constants: bool
-    # Shardings as they are stored, memory spaces by the numbers of the serialization (empty: all on the device), the
-    # vector-Jacobian product or what makes it, and names of parameters for messages.
-    _in_shardings: tuple[OneSharding, ...]
-    _out_shardings: tuple[OneSharding, ...]
-    _memory_spaces: tuple[int, ...] = ()
-    _vjp: Exported | Callable[[], Exported] | None = field(default=None, repr=False)
-    _parameters: tuple[str, ...] = field(default=(), repr=False)
-
     @staticmethod
     def deserialize(serialized: bytes | bytearray) -> Exported:
         """Read the bytes of `serialize`, here or in JAX. Raises NotExported when the bytes are something else."""
@@ -92,22 +69,6 @@ class Exported:
         """
         stored: bytes = _serialization("serialize").write(self, vjp_order)
         return stored
-
-    def has_vjp(self) -> bool:
-        """Whether `vjp` can be called."""
-        return self._vjp is not None
-
-    def vjp(self) -> Exported:
-        """Return the vector-Jacobian product, itself exported.
-
-        Its arguments are flat: those of this function, then a cotangent for each result. Its results are a tuple of
-        cotangents, one for each argument. A cotangent of integers has dtype f0: an array of bools, all False.
-
-        Raises ValueError if it was not exported.
-        """
-        if self._vjp is None:
-            raise ValueError("No VJP is available")
-        return self._vjp() if callable(self._vjp) else self._vjp
 
     def __repr__(self) -> str:
         devices = f", {self.nr_devices} devices" if self.nr_devices > 1 else ""

@@ -5,27 +5,25 @@ Fields and methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
 from stagec.core.builds.specs import CompilerOption, TargetSpec
-from stagec.core.sizes.avals import Aval, arrow
-from stagec.core.trees.tree import Tree
+from stagec.core.sizes.avals import arrow
 from stagec.pjrt import clients, compatibility
 from stagec.stages import mlir
+from stagec.stages.data import LoweredData
 from stagec.stages.info import args_info, donate_argnums, out_info
-from stagec.stages.shardings import Format, GSPMDSharding, OneSharding
+from stagec.stages.shardings import Format, GSPMDSharding
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(LoweredData):
     """A StableHLO module with static shapes for one platform, ready to compile and call.
 
     Methods are those of `jax.stages.Lowered` (https://docs.jax.dev/en/latest/jax.stages.html#jax.stages.Lowered).
@@ -45,26 +43,6 @@ class Lowered:
         None is the device's own.
     compiler_options: the function's own.
     """
-
-    fun_name: str
-    platform: str
-    in_tree: Tree
-    flat_in_avals: tuple[Aval, ...]
-    out_tree: Tree
-    flat_out_avals: tuple[Aval, ...]
-    kept_var_idx: tuple[int, ...]
-    donated: tuple[bool, ...]
-    custom_calls: tuple[str, ...]
-    module: bytes = field(repr=False)
-    nr_devices: int
-    in_shardings: tuple[OneSharding, ...]
-    out_shardings: tuple[OneSharding, ...]
-    compiler_options: Mapping[str, CompilerOption] = field(default_factory=dict)
-    in_memory_kinds: tuple[str | None, ...] = ()
-    out_memory_kinds: tuple[str | None, ...] = ()
-    _parameters: tuple[str, ...] = field(default=(), repr=False)
-    # Raises StagecError for types in the trees that cannot be described; None: all are.
-    _check_trees: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         devices = f", {self.nr_devices} devices" if self.nr_devices > 1 else ""
@@ -93,11 +71,6 @@ class Lowered:
     def donate_argnums(self) -> tuple[int, ...]:
         """Indices of the donated arguments, among the leaves of the arguments."""
         return donate_argnums(self.donated)
-
-    def memory_of_parameters(self) -> tuple[dict[int, str], list[bool]]:
-        """Return the memory of each that is not in the device's own, by number; and whether each is donated."""
-        kinds = {number: kind for number, kind in enumerate(self.in_memory_kinds) if kind}
-        return kinds, [self.donated[i] for i in self.kept_var_idx]
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
         """Return the module as jaxlib's `ir.Module` ("stablehlo", the default) or `XlaComputation` ("hlo").

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxlib import _jax
 from jaxlib.mlir import ir
@@ -17,11 +17,9 @@ from jaxlib.mlir.dialects import func, stablehlo
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
 from stagec.stages import mlir
 from stagec.stages.branches import inline_known_branches
+from stagec.stages.data import ExportedData
 from stagec.stages.errors import CannotLower, SizesDoNotFit
 from stagec.stages.lowered import Lowered
-
-if TYPE_CHECKING:
-    from stagec.stages.exported import Exported
 
 _ALIAS = "tf.aliasing_output"
 """The attribute of a donated argument with the number of the result that takes its buffer."""
@@ -32,7 +30,7 @@ https://docs.jax.dev/en/latest/export/export.html#calling-convention-versions
 """
 
 
-def lower_exported(exported: Exported, platform: str, bucket: Mapping[str, int]) -> Lowered:
+def lower_exported(exported: ExportedData, platform: str, bucket: Mapping[str, int]) -> Lowered:
     """Bind an `Exported` to one platform and to a size for each dimension variable.
 
     bucket: dimension variable -> size; empty when the shapes are static.

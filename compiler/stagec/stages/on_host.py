@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxlib import _jax
 from jaxlib.mlir import ir
@@ -22,13 +22,11 @@ from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import Executable
 from stagec.stages import mlir
 from stagec.stages.compiled import Compiled
+from stagec.stages.data import LoweredData
 from stagec.stages.describing import describe, mesh_of
 
-if TYPE_CHECKING:
-    from stagec.stages.lowered import Lowered
 
-
-def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) -> Compiled:
+def compile_for_host(program: LoweredData, options: Mapping[str, CompilerOption]) -> Compiled:
     """Compile for this machine's CPU; the program may need all of its features."""
     loaded, avoided = _load(program, options, clients.devices("cpu", program.nr_devices))
     serialized = bytes(loaded.loaded.serialize())
@@ -63,7 +61,7 @@ def compile_for_host(program: Lowered, options: Mapping[str, CompilerOption]) ->
     )
 
 
-def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
+def load(program: LoweredData, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]) -> Executable:
     """Compile for devices of this process with JAX's own settings: XLA chooses shardings that are not given.
 
     devices: as many as the module is lowered for. Raises CannotCompile when XLA refuses the module or an option.
@@ -72,7 +70,7 @@ def load(program: Lowered, options: Mapping[str, CompilerOption], devices: Seque
 
 
 def _load(
-    program: Lowered, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]
+    program: LoweredData, options: Mapping[str, CompilerOption], devices: Sequence[_jax.Device]
 ) -> tuple[Executable, dict[str, str]]:
     """Return the executable, and the known defects of XLA that it would have (`defects.around`)."""
     on_cpu = program.platform == "cpu"

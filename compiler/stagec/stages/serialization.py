@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import flatbuffers
 from flatbuffers import number_types as types
@@ -21,13 +21,12 @@ from jaxlib import xla_client
 from stagec.core.sizes.avals import Aval, parse_aval
 from stagec.core.trees.keyed import Item, with_keys
 from stagec.core.trees.tree import DEEPEST, LEAF, Tree
+from stagec.stages.data import ExportedData
 from stagec.stages.errors import NotExported
 from stagec.stages.export_schema import CHECKS, DEVICE_MEMORY, DTYPES, KINDS, TABLES
 from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, OneSharding, PartitionSpec
 
-if TYPE_CHECKING:
-    from stagec.stages.exported import Exported
-
+Stored = TypeVar("Stored", bound=ExportedData)
 # The value of the field serialization_version: readers before December 2025 accept 2 and 3 alone, so JAX writes it too.
 _VERSION = 3
 _DICT = "builtins:dict"
@@ -49,7 +48,7 @@ A field that is a table has such a mapping too.
 """
 
 
-def read(kind: type[Exported], serialized: bytes) -> Exported:
+def read(kind: type[Stored], serialized: bytes) -> Stored:
     """Read the bytes of `jax.export.Exported.serialize` as a `kind`. Raises NotExported for any other bytes."""
     try:
         start = flatbuffers.encode.Get(types.UOffsetTFlags.packer_type, serialized, 0)
@@ -59,7 +58,7 @@ def read(kind: type[Exported], serialized: bytes) -> Exported:
         raise NotExported(f"not a serialized jax.export.Exported ({error or type(error).__name__})") from error
 
 
-def write(exported: Exported, vjp_order: int) -> bytes:
+def write(exported: ExportedData, vjp_order: int) -> bytes:
     """Return the bytes of `exported` with `vjp_order` orders of its vector-Jacobian products.
 
     Raises ValueError when it has fewer, or a dtype or nesting that the format does not have.
@@ -196,7 +195,7 @@ def _vector(builder: flatbuffers.Builder, scalar: Any, parts: Sequence[Any]) -> 
     return int(builder.EndVector())
 
 
-def _read_exported(kind: type[Exported], table: _Table) -> Exported:
+def _read_exported(kind: type[Stored], table: _Table) -> Stored:
     # Since version 10 avals, meshes and shardings are stored once and named by index; older bytes list them.
     unique_avals = list(map(_read_aval, table["unique_avals"]))
     unique_meshes = list(map(_read_mesh, table["unique_abstract_meshes"]))
@@ -239,7 +238,7 @@ def _read_exported(kind: type[Exported], table: _Table) -> Exported:
     return exported
 
 
-def _check(exported: Exported) -> None:
+def _check(exported: ExportedData) -> None:
     """Raise ValueError if fields do not belong together; offsets that were changed often give such values."""
     count, kept = len(exported.in_avals), exported.module_kept_var_idx
     if list(kept) != sorted({index for index in kept if index < count}):
@@ -252,7 +251,7 @@ def _check(exported: Exported) -> None:
         raise ValueError("unknown memory space")
 
 
-def _exported(exported: Exported, vjp_order: int) -> _Fields:
+def _exported(exported: ExportedData, vjp_order: int) -> _Fields:
     if vjp_order > 0 and not exported.has_vjp():
         raise ValueError(
             f"{exported.fun_name} has no vector-Jacobian product of an order that high; "
