@@ -142,14 +142,11 @@ class Batcher:
                 if len(items) == _PARTS:
                     results.append(await items[0].result)
                     items.popleft()
-            results += [await item.result for item in items]
+            while items:
+                results.append(await items[0].result)
+                items.popleft()
         finally:
-            for item in items:
-                item.result.cancel()
-            running = [item for item in items if not item.queued and item.after is not None]
-            if held and running:  # the arrays live until then
-                assert running[-1].after is not None
-                running[-1].after.callback(held.pop_all().close)
+            _abandon(items, held)
         if len(results) == 1:
             return results[0]
         return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
@@ -235,6 +232,20 @@ class Batcher:
         for item, arrays in zip(items, results, strict=True):
             if not item.result.done():
                 item.result.set_result(arrays)
+
+
+def _abandon(items: deque[_Waiting], held: contextlib.ExitStack | None) -> None:
+    """Cancel what is left of a request; if some of it runs, `held` ends after that, because the arrays live until then.
+
+    It empties `items`: an error has the frame that it was raised in, and the future there has the error. Such a cycle
+    keeps the arrays until a garbage collection.
+    """
+    for item in items:
+        item.result.cancel()
+    running = [item.after for item in items if not item.queued and item.after is not None]
+    if held and running:
+        running[-1].callback(held.pop_all().close)
+    items.clear()
 
 
 def _failed(name: str, error: Exception) -> RequestError:

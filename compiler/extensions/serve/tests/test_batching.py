@@ -1,7 +1,9 @@
 """The queue of a model: which requests run as one call, and how a request leaves it."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -190,5 +192,30 @@ def test_a_call_that_fails_is_an_error_of_each_request(served: Path, caplog: pyt
         results = await asyncio.gather(batcher.call(rows(1)), batcher.call(rows(2)), return_exceptions=True)
         assert [str(error) for error in results] == ["predict failed; the server's log says why: CallError"] * 2
         assert "predict: the bundle was closed" in caplog.text
+
+    assert run(model, work) == []
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_a_call_that_fails_keeps_no_arrays(served: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error has frames, and these have what was in them: no collector has to find the arrays of a request."""
+    bundle = stagec.load(served)
+    model = Model(bundle["predict"], "1", "batch")
+    bundle.close()
+    monkeypatch.setattr(Metrics.log, "disabled", True)  # pytest keeps each record, and its error
+
+    async def work(batcher: Batcher) -> None:
+        given = rows(count)
+        kept = weakref.ref(given[0])
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(RequestError, match="predict failed"):
+                await batcher.call(given)
+            del given
+            await asyncio.sleep(0.01)  # the other parts leave the queue, and the pool's thread its call
+            assert kept() is None
+        finally:
+            gc.enable()
 
     assert run(model, work) == []
