@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stagec.core.builds import naming
-from stagec_serve import spans
+from stagec_serve import access, spans
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import RequestError
@@ -31,6 +31,7 @@ class _Waiting:
 
     since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
     traced: as of `spans.context`. after: what to do after its call; None: there was one.
+    batch: the rows of this call.
     """
 
     arrays: Arrays
@@ -40,6 +41,7 @@ class _Waiting:
     turn: Turn | None = None
     traced: Any = None
     queued: bool = True
+    batch: int = 0
     after: contextlib.ExitStack | None = field(default_factory=lambda: contextlib.ExitStack())  # noqa: PLW0108
 
 
@@ -144,7 +146,7 @@ class Batcher:
                     items.popleft()
             while items:
                 results.append(await items[0].result)
-                items.popleft()
+                access.note(rows=model.count(arrays), batch=items.popleft().batch)
         finally:
             _abandon(items, held)
         if len(results) == 1:
@@ -209,6 +211,8 @@ class Batcher:
             requests = [item.arrays for item in items]
             state = turn.arrays if turn else None
             rows = sum(item.count for item in items)
+            for item in items:
+                item.batch = rows
             with spans.call(model.name, [item.traced for item in items]) as attributes:
                 bucket, results = await loop.run_in_executor(self._threads, model.run, requests, state)
                 attributes |= {"bucket": naming.bucket(bucket), "rows": rows, "requests": len(items)}

@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stagec_serve import encoding, spans
+from stagec_serve import access, encoding, spans
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import STATUS, RequestError
 from stagec_serve.service import DIGEST, Chosen, Service
@@ -51,11 +51,20 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         assert scope["type"] == "http", scope["type"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        client = ":".join(map(str, scope["client"] or ("unix",)))
+        with access.request(f"{scope['method']} {scope['path']}", client, headers) as request_id:
+            await self._told(scope, headers, receive, send, request_id)
+
+    async def _told(
+        self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send, request_id: str
+    ) -> None:
         closes = self._service.ending
         try:
             _check_headers(scope["headers"])
-            answer = await self._answer(scope, receive)
+            answer = await self._answer(scope, headers, receive)
         except _Disconnected:
+            access.note(status=499)
             return
         except RequestError as error:
             answer = _json({"error": str(error)}, STATUS[error.code])
@@ -63,13 +72,14 @@ class Application:
         except Exception as error:
             self._service.metrics.log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
             answer = _json({"error": "the server failed; its log says why"}, STATUS["failed"])
-        closing = [(b"connection", b"close")] if closes else []
-        length = (b"content-length", str(len(answer.body)).encode())
-        headers = [*answer.headers, length, *closing]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        access.note(status=answer.status)
+        more = [(b"connection", b"close")] if closes else []
+        more += [(b"x-request-id", request_id.encode())] if request_id else []
+        told = [*answer.headers, (b"content-length", str(len(answer.body)).encode()), *more]
+        await send({"type": "http.response.start", "status": answer.status, "headers": told})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
+    async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive) -> _Answer:
         service, method, path = self._service, scope["method"], scope["path"].removesuffix("/")
         if path not in _PROBES and self._probes:
             raise RequestError("not-found", f"this port has {', '.join(_PROBES)} alone")
@@ -81,7 +91,6 @@ class Application:
             batcher = service.batcher(match[1], match[2])
             if match[3] == "infer":
                 _only(method, "POST")
-                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
                 with spans.request(match[1], headers), service.counted(match[1], match[2]) as chosen:
                     return await self._infer(chosen, headers, receive)
             _only(method, "GET", "HEAD")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from stagec.core.messages.errors import mistake
-from stagec_serve import messages, spans
+from stagec_serve import access, messages, spans
 from stagec_serve.encoding import Request
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import GRPC_STATUS, RequestError
@@ -95,18 +95,23 @@ class RpcServer:
             _refuse(context, "unavailable", "the server ends; this call did not run")
             return
         self._calls += 1
+        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         try:
-            with contextlib.ExitStack() as held:
+            with access.request(method, context.peer(), headers), contextlib.ExitStack() as held:
+                access.note(status="CANCELLED")
                 try:
-                    response = await self._answer(method, context, held)
+                    response = await self._answer(method, context, headers, held)
                 except RequestError as error:
                     _refuse(context, error.code, str(error))
                     return
                 await context.write(response)
+                access.note(status="OK")
         finally:
             self._calls -= 1
 
-    async def _answer(self, method: str, context: Any, held: contextlib.ExitStack) -> bytes:
+    async def _answer(
+        self, method: str, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack
+    ) -> bytes:
         """Return the response of one call.
 
         grpc's iterator of messages is in a cycle with the last one that it gave, which so lives until a garbage
@@ -121,7 +126,6 @@ class RpcServer:
         if body is grpc.aio.EOF:
             raise RequestError("request", f"{method} needs a message")
         self._service.hold(len(body), held)
-        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         return await self._response(method, body, context, headers, held)
 
     async def _response(
@@ -177,5 +181,6 @@ class RpcServer:
 
 def _refuse(context: Any, code: str, text: str) -> None:
     """End a call with an error. `abort` of grpc raises, and its exception is in a cycle with all frames below it."""
+    access.note(status=GRPC_STATUS[code])
     context.set_code(getattr(grpc.StatusCode, GRPC_STATUS[code]))
     context.set_details(text[:_MOST_TEXT])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from stagec.core.builds.version import VERSION
 from stagec.core.messages.errors import StagecError
 from stagec.core.messages.refusal import Refusal
+from stagec_serve import access
 from stagec_serve.batching import Batcher
 from stagec_serve.encoding import InterfaceOf, Request, known_parameters
 from stagec_serve.metrics import Metrics
@@ -256,6 +257,7 @@ class Service:
         chosen = Chosen(self.batcher(name, version), self.repository)
         status = 499  # a client that is gone, as nginx counts it
         chosen.repository.enter()
+        access.note(model=name)
         try:
             yield chosen
             status = 200
@@ -298,6 +300,7 @@ class Service:
             try:
                 async with asyncio.timeout(seconds):
                     request = await maybe_in_thread(size, held, lambda: read(interface_of))
+                    access.note(id=request.request_id)
                     batcher, repository = self._living(chosen, request.step)
                     model, step, begin = batcher.model, request.step, None
                     if step is not None:

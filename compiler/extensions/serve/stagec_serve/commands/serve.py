@@ -64,6 +64,7 @@ OPTIONS = {
     "[--drain S]": value("seconds after SIGTERM in which new requests are still answered (default: 5)", 5, at_least(0)),
     "[--watch]": "load the bundle again when its file is another one, without a pause",
     "[--json-logs]": "log a JSON object a line on stderr",
+    "[--access-log]": "log a line for each request too",
     "[--control]": "let clients load and unload models, and change weights",
 }
 
@@ -79,7 +80,7 @@ def run(options: Options) -> None:
     from stagec_serve.service import Limits, Repository
     from stagec_serve.swapping import Swapping, adapted
 
-    logs.log_to(sys.stderr, options.json_logs)
+    logs.log_to(sys.stderr, options.json_logs, options.access_log)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise mistake("--tls-cert and --tls-key go together", "give both, or neither")
     adapters = dict(word.partition("=")[::2] for word in options.adapter)
