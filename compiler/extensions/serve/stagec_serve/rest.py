@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import orjson
 
 from stagec_serve import access, encoding, spans
 from stagec_serve.model import Arrays, Model
@@ -215,7 +216,7 @@ async def _while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 def _json(value: object, status: int = 200) -> _Answer:
-    return _Answer(status, json.dumps(value, separators=(",", ":")).encode())
+    return _Answer(status, orjson.dumps(value))
 
 
 def _only(method: str, *methods: str) -> None:

@@ -94,7 +94,7 @@ def blaming(
 
 
 _EXTRA = {
-    **{name: name for name in ("cryptography", "flatbuffers", "jax", "pydantic", "uvicorn")},
+    **{name: name for name in ("cryptography", "flatbuffers", "jax", "orjson", "pydantic", "uvicorn")},
     "google": "protobuf",
     "grpc": "grpcio",
     "prometheus_client": "prometheus-client",
