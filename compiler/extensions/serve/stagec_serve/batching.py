@@ -31,7 +31,7 @@ class _Waiting:
 
     since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
     traced: as of `spans.context`. after: what to do after its call; None: there was one.
-    batch: the rows of this call.
+    batch: the rows of this call. priority: the least is the first.
     """
 
     arrays: Arrays
@@ -42,11 +42,12 @@ class _Waiting:
     traced: Any = None
     queued: bool = True
     batch: int = 0
+    priority: int = 2**63
     after: contextlib.ExitStack | None = field(default_factory=lambda: contextlib.ExitStack())  # noqa: PLW0108
 
 
 class _Group:
-    """Requests that may run together, in their order.
+    """Requests that may run together, in their order: that of their priorities, and then that in which they came.
 
     model: runs them. rows: of all that wait. full: set when these are enough for one call.
     """
@@ -58,7 +59,10 @@ class _Group:
         self.full = asyncio.Event()
 
     def add(self, item: _Waiting) -> None:
-        self.waiting.append(item)
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].priority > item.priority:
+            place -= 1
+        self.waiting.insert(place, item)
         self.rows += item.count
         if self.rows >= self.model.largest:
             self.full.set()
@@ -121,11 +125,13 @@ class Batcher:
         begin: Callable[[], Turn] | None = None,
         model: Model | None = None,
         held: contextlib.ExitStack | None = None,
+        priority: int = 0,
     ) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
 
         begin: gives the turn of a request of a sequence; it is ended here.
         model: runs all parts; None: the present one. held: if the caller is cancelled in a call, it ends after that.
+        priority: 1 is the first to run of those that wait, and 0 the last.
         A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
         what `begin` raises.
         """
@@ -140,7 +146,7 @@ class Batcher:
         items: deque[_Waiting] = deque()
         try:
             for part in parts:
-                items.append(self._enter(model, part, turn))
+                items.append(self._enter(model, part, turn, priority))
                 if len(items) == _PARTS:
                     results.append(await items[0].result)
                     items.popleft()
@@ -153,7 +159,7 @@ class Batcher:
             return results[0]
         return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
 
-    def _enter(self, model: Model, arrays: Arrays, turn: Turn | None) -> _Waiting:
+    def _enter(self, model: Model, arrays: Arrays, turn: Turn | None, priority: int) -> _Waiting:
         kind = model, tuple(array.shape[1:] for array in arrays) if model.rows else None
         group = self._groups.get(kind)
         if group is None:
@@ -161,6 +167,7 @@ class Batcher:
             self._start(self._serve(kind, group))
         loop = asyncio.get_running_loop()
         item = _Waiting(arrays, model.count(arrays), loop.time(), loop.create_future(), turn, spans.context())
+        item.priority = priority or item.priority
         group.add(item)
         item.result.add_done_callback(lambda _: self._leave(group, item))
         self._count(1)
@@ -216,7 +223,8 @@ class Batcher:
             with spans.call(model.name, [item.traced for item in items]) as attributes:
                 bucket, results = await loop.run_in_executor(self._threads, model.run, requests, state)
                 attributes |= {"bucket": naming.bucket(bucket), "rows": rows, "requests": len(items)}
-            self._metrics.ran(model.name, bucket, rows, loop.time() - began)
+            waited = [began - item.since for item in items]
+            self._metrics.ran(model.name, bucket, rows, loop.time() - began, waited)
             succeeded = True
         except Exception as error:  # each caller gets it
             self._metrics.log.exception("%s failed", model.name, exc_info=error)

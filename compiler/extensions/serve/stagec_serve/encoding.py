@@ -34,6 +34,11 @@ _MOST_CHANGE = 2**16
 _MINUS_0 = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
 _OR_STRING = re.compile(rb'("(?:[^"\\]|\\.)*")|' + _MINUS_0.pattern, re.DOTALL)
 _COLONS = (b":", b"\\u003a", b"\\u003A")
+_URGENCY = ("priority", "timeout")
+OF_ALL = (*PARAMETERS, *_URGENCY)
+"""The parameters of a request, over both protocols."""
+_NEEDED = ("classification", "shared_memory")
+"""How parameters begin without which an answer is another one, or a request makes no sense."""
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = {...: object}
@@ -57,13 +62,16 @@ class Request(NamedTuple):
 
     request_id: the client's, or None. arrays: one for each input, in the order of the interface.
     outputs: the number of each output that the client asks for, and whether it wants its bytes.
-    step: of a sequence; None: it is in none.
+    step: of a sequence; None: it is in none. priority: 1 is the first to run, 0 the last.
+    timeout: seconds that its answer may take; 0: as long as the server allows.
     """
 
     request_id: str | None
     arrays: list[NDArray[Any]]
     outputs: list[tuple[int, bool]]
     step: Step | None = None
+    priority: int = 0
+    timeout: float = 0
 
 
 InterfaceOf = Callable[[Step | None], Interface]
@@ -87,27 +95,30 @@ def memory(body: bytes, header_length: str | None) -> int:
     return values * _BYTES_A_VALUE + end * (5 if is_wide else 1)
 
 
-def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str) -> Request:
+def read(
+    body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str, strict: bool = False
+) -> Request:
     """Return the request in a body, with every name, datatype, shape and length checked.
 
     model: the name of the model in the path, with which one in the body must be equal.
     header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone. `memory`
-    has checked both. Raises RequestError ("request", "unsupported").
+    has checked both. strict: whether unknown parameters are refused. Raises RequestError ("request", "unsupported").
     """
     end = len(body) if header_length is None else int(header_length)
     request = _parsed(body, end, _REQUEST)
     if request.get("model_name", model) != model:
         what = f"model_name is {strict_json.shown(repr(request['model_name']))}; the path names {model}"
         raise RequestError("request", what)
-    parameters = known_parameters("the request", request.get("parameters", {}), "binary_data_output", *PARAMETERS)
+    parameters = known_parameters("the request", request.get("parameters", {}), strict, "binary_data_output", *OF_ALL)
     default, step = flag(parameters, "binary_data_output", False), step_of(parameters)
     interface = interface_of(step)
-    inputs = _Inputs(memoryview(body)[end:])
+    inputs = _Inputs(memoryview(body)[end:], strict)
     arrays = arrays_of(map(inputs.given, request["inputs"]), interface.inputs)
     if len(inputs.rest):
         raise RequestError("request", f"{len(inputs.rest):,} bytes follow the last tensor")
-    wanted = ((table["name"], _is_binary(table, default)) for table in request.get("outputs", ()))
-    return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs), step)
+    wanted = ((table["name"], _is_binary(table, strict, default)) for table in request.get("outputs", ()))
+    outputs = outputs_of(wanted, default, interface.outputs)
+    return Request(request.get("id"), arrays, outputs, step, *urgency(parameters))
 
 
 def _parsed(body: bytes, end: int, shape: json_shapes.Shape) -> Any:
@@ -132,14 +143,14 @@ def _colons(value: object, depth: int = 0) -> int:
         raise ValueError(f"nested deeper than {strict_json.DEEPEST} levels")
     if isinstance(value, dict):
         inside = (0 if key == "data" else _colons(item, depth + 1) for key, item in value.items())
-        return len(value) + sum(key.count(":") for key in value) + sum(inside)
+        return len(value) + "".join(value).count(":") + sum(inside)
     if isinstance(value, list):
         return sum(_colons(item, depth + 1) for item in value)
     return value.count(":") if isinstance(value, str) else 0
 
 
-def _is_binary(table: Mapping[str, Any], default: bool) -> bool:
-    parameters = known_parameters(table["name"], table.get("parameters", {}), "binary_data")
+def _is_binary(table: Mapping[str, Any], strict: bool, default: bool) -> bool:
+    parameters = known_parameters(table["name"], table.get("parameters", {}), strict, "binary_data")
     return flag(parameters, "binary_data", default)
 
 
@@ -169,13 +180,25 @@ def _length(written: str, most: int) -> int:
     return int(written)
 
 
-def known_parameters(whose: str, parameters: Mapping[str, Any], *known: str) -> Mapping[str, Any]:
-    """Return the parameters of a part of a request. Raises RequestError ("unsupported") for an unknown one."""
-    unknown = sorted(parameters.keys() - {*known})
+def known_parameters(whose: str, parameters: Mapping[str, Any], strict: bool, *known: str) -> Mapping[str, Any]:
+    """Return the parameters of a part of a request.
+
+    Raises RequestError ("unsupported") for one that would change the answer, and where it is strict for any other.
+    """
+    unknown = sorted(name for name in parameters.keys() - {*known} if strict or name.startswith(_NEEDED))
     if unknown:
         whose = strict_json.shown(whose)
         raise RequestError("unsupported", f"{whose}: no parameter {strict_json.shown(unknown[0])!r} is supported")
     return parameters
+
+
+def urgency(parameters: Mapping[str, Any]) -> tuple[int, float]:
+    """Return priority and timeout of a request, as `Request` has them. Raises RequestError ("request")."""
+    values = [parameters.get(name, 0) for name in _URGENCY]
+    for name, value in zip(_URGENCY, values, strict=True):
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise RequestError("request", f"{name} is {strict_json.shown(repr(value))}; expected a whole number")
+    return values[0], values[1] / 10**6
 
 
 def flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -228,14 +251,14 @@ def outputs_of(wanted: Iterable[tuple[str, bool]], default: bool, tensors: Seque
 class _Inputs:
     """The inputs of a JSON request. rest: the bytes behind it that no tensor has taken."""
 
-    def __init__(self, rest: memoryview) -> None:
-        self.rest = rest
+    def __init__(self, rest: memoryview, strict: bool) -> None:
+        self.rest, self._strict = rest, strict
 
     def given(self, table: Mapping[str, Any]) -> Given:
         return Given(table["name"], table["datatype"], table["shape"], functools.partial(self._values, table))
 
     def _values(self, table: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
-        parameters = known_parameters(tensor.name, table.get("parameters", {}), "binary_data_size")
+        parameters = known_parameters(tensor.name, table.get("parameters", {}), self._strict, "binary_data_size")
         if ("data" in table) == ("binary_data_size" in parameters):
             raise RequestError("request", f"{tensor.name}: expected either data or the parameter binary_data_size")
         if "data" in table:
@@ -277,6 +300,8 @@ def write(
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.request_id is not None:
         answer["id"] = request.request_id
+    if request.step is not None and request.step.made:
+        answer["parameters"] = {"sequence_id": request.step.sequence}
     header = orjson.dumps(answer | {"outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join([header, *after]), len(header) if after else None
 

@@ -104,6 +104,22 @@ def test_nobody_is_passed_over(models: dict[str, Model]) -> None:
     assert run(models["predict"], work) == [("batch = 32", "3.0")]
 
 
+def test_priorities(models: dict[str, Model]) -> None:
+    """Of those that wait, 1 runs before 2, and these before the others; equal ones in their order."""
+
+    async def work(batcher: Batcher) -> None:
+        order: list[int] = []
+
+        async def call(priority: int) -> None:
+            await batcher.call(rows(32), priority=priority)
+            order.append(priority)
+
+        await asyncio.gather(*map(call, (0, 7, 1, 7, 0, 1)))
+        assert order == [1, 1, 7, 7, 0, 0]
+
+    assert run(models["predict"], work) == [("batch = 32", "6.0")]
+
+
 def test_requests_of_other_sizes_run_apart(models: dict[str, Model]) -> None:
     async def work(batcher: Batcher) -> None:
         given = [np.full((1, size), size, np.float32) for size in (2, 2, 3, 8, 2)]
@@ -213,7 +229,10 @@ def test_a_call_that_fails_keeps_no_arrays(served: Path, count: int, monkeypatch
             with pytest.raises(RequestError, match="predict failed"):
                 await batcher.call(given)
             del given
-            await asyncio.sleep(0.01)  # the other parts leave the queue, and the pool's thread its call
+            for _ in range(1000):  # the other parts leave the queue, and the pool's thread its call
+                await asyncio.sleep(0.01)
+                if kept() is None:
+                    break
             assert kept() is None
         finally:
             gc.enable()

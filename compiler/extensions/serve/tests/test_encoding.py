@@ -28,7 +28,7 @@ def interface(models: dict[str, Model]) -> Interface:
 
 def read(request: Any, interface: Interface, data: bytes = b"") -> encoding.Request:
     header = json.dumps(request).encode()
-    return encoding.read(header + data, str(len(header)), lambda _: interface, "predict")
+    return encoding.read(header + data, str(len(header)), lambda _: interface, "predict", strict=True)
 
 
 def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
@@ -56,7 +56,9 @@ def test_json_and_bytes_are_the_same_request(interface: Interface) -> None:
         ({"inputs": AS_JSON["inputs"] * 2}, "'x' appears twice; the inputs are x"),
         ({"inputs": [{**INPUT, "name": "y", "data": []}]}, "'y' is not an input; the inputs are x"),
         ({"inputs": [INPUT]}, "x: expected either data or the parameter binary_data_size"),
-        ({**AS_JSON, "parameters": {"priority": 1}}, "the request: no parameter 'priority' is supported"),
+        ({**AS_JSON, "parameters": {"prioriti": 1}}, "the request: no parameter 'prioriti' is supported"),
+        ({**AS_JSON, "parameters": {"priority": -1}}, "priority is -1; expected a whole number"),
+        ({**AS_JSON, "parameters": {"timeout": 1.5}}, "timeout is 1.5; expected a whole number"),
         ({**AS_JSON, "parameters": {"binary_data_output": 1}}, "binary_data_output is 1; expected true or false"),
         ({**AS_JSON, "outputs": [{"name": "z"}]}, "'z' is not an output; the outputs are result"),
         (
@@ -194,6 +196,18 @@ def test_what_is_written_as_json(interface: Interface) -> None:
     with pytest.raises(RequestError, match=r"1,048,580 numbers, and as JSON 1,048,576 at most: ask for bytes") as error:
         encoding.write("predict", "1", request, [label[:0], np.zeros((209_716, 5), np.float32)], interface)
     assert error.value.code == "not-json"
+
+
+def test_unknown_parameters_are_passed_over(interface: Interface) -> None:
+    """But for those without which the answer is another one."""
+    more = {"parameters": {"a": [{}], "timeout": 2_000_000, "priority": 3}}
+    output = {"name": "result['label']", "parameters": {"b": 1}}
+    request = {"inputs": [{**AS_JSON["inputs"][0], "parameters": {"c": None}}], "outputs": [output], **more}
+    got = encoding.read(json.dumps(request).encode(), None, lambda _: interface, "predict")
+    assert (got.timeout, got.priority, got.outputs) == (2, 3, [(0, False)])
+    output["parameters"] = {"classification": 3}
+    with pytest.raises(RequestError, match=r"result\['label'\]: no parameter 'classification' is supported"):
+        encoding.read(json.dumps(request).encode(), None, lambda _: interface, "predict")
 
 
 def test_a_minus_before_0(interface: Interface, models: dict[str, Model]) -> None:

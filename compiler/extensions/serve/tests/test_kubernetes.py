@@ -5,6 +5,7 @@ Modules: `stagec_serve/commands/serve.py`.
 
 import ast
 import copy
+import itertools
 import json
 import re
 import subprocess
@@ -139,8 +140,7 @@ def test_a_runtime_is_as_kserve_says(wheels: dict[str, zipfile.ZipFile]) -> None
 
 def options(container: dict[str, Any]) -> dict[str, float]:
     """Return the options of a container that have a number."""
-    words = container["args"]
-    pairs = zip(words, words[1:], strict=False)
+    pairs = itertools.pairwise(container["args"])
     return {name: float(value) for name, value in pairs if name.startswith("--") and re.fullmatch(r"\d+", value)}
 
 

@@ -203,5 +203,5 @@ def test_numbers_at_the_ends_of_json() -> None:
     assert np.signbit(floats).tolist() == [True, False]
     assert signed.from_numbers(zeros, (2,)).tolist() == [0, 0]
     for tensor in (wide, signed):
-        with pytest.raises(RequestError, match="x: data has float; expected values of U?INT64"):
+        with pytest.raises(RequestError, match=r"x: data has float; expected values of U?INT64"):
             tensor.from_numbers(orjson.loads(b"[18446744073709551616]"), (1,))
