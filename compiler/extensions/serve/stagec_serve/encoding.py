@@ -125,7 +125,7 @@ def _parsed(body: bytes, end: int, shape: json_shapes.Shape) -> Any:
     """Return the JSON that a body begins with. Raises RequestError ("request") if it does not have a shape."""
     text: memoryview | bytes = memoryview(body)[:end]
     if _MINUS_0.search(text):  # the parser takes it for 0
-        text = _OR_STRING.sub(lambda found: found[1] or b"-0.0", text)
+        text = _OR_STRING.sub(lambda match: match[1] or b"-0.0", text)
     try:
         value = orjson.loads(text)
         # Of two equal keys the parser takes the last one, and a proxy may have looked at the first one.

@@ -221,7 +221,7 @@ class RpcServer:
     async def _stream(self, _: object, context: Any) -> None:
         """Answer the requests of a stream, one after another. An error is an answer too, and the stream goes on.
 
-        Between two requests it is no call, so the server's end does not wait for it.
+        The server's end waits for a request, and not for the next one.
         """
         headers = _headers(context)
         while (body := await context.read()) is not grpc.aio.EOF:

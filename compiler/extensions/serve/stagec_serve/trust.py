@@ -59,6 +59,8 @@ class Certificates:
         """Return the credentials of a server of gRPC."""
         import grpc
 
+        known = self._changes
+
         def read() -> Any:
             certificate, key = (Path(file).read_bytes() for file in self._files)
             return grpc.ssl_server_certificate_configuration([(key, certificate)], self._roots)
@@ -70,7 +72,6 @@ class Certificates:
             known = self._changes
             return read()
 
-        known = self._changes
         return grpc.dynamic_ssl_server_credentials(read(), changed, bool(self._clients))
 
     async def keep(self, context: ssl.SSLContext) -> None:
