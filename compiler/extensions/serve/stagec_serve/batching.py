@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stagec.core.builds import naming
-from stagec_serve import spans
+from stagec_serve import access, spans
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import RequestError
@@ -31,6 +31,7 @@ class _Waiting:
 
     since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
     traced: as of `spans.context`. after: what to do after its call; None: there was one.
+    batch: the rows of this call. priority: the least is the first.
     """
 
     arrays: Arrays
@@ -40,11 +41,13 @@ class _Waiting:
     turn: Turn | None = None
     traced: Any = None
     queued: bool = True
+    batch: int = 0
+    priority: int = 2**63
     after: contextlib.ExitStack | None = field(default_factory=lambda: contextlib.ExitStack())  # noqa: PLW0108
 
 
 class _Group:
-    """Requests that may run together, in their order.
+    """Requests that may run together, in their order: that of their priorities, and then that in which they came.
 
     model: runs them. rows: of all that wait. full: set when these are enough for one call.
     """
@@ -56,7 +59,10 @@ class _Group:
         self.full = asyncio.Event()
 
     def add(self, item: _Waiting) -> None:
-        self.waiting.append(item)
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].priority > item.priority:
+            place -= 1
+        self.waiting.insert(place, item)
         self.rows += item.count
         if self.rows >= self.model.largest:
             self.full.set()
@@ -119,11 +125,13 @@ class Batcher:
         begin: Callable[[], Turn] | None = None,
         model: Model | None = None,
         held: contextlib.ExitStack | None = None,
+        priority: int = 0,
     ) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
 
         begin: gives the turn of a request of a sequence; it is ended here.
         model: runs all parts; None: the present one. held: if the caller is cancelled in a call, it ends after that.
+        priority: 1 is the first to run of those that wait, and 0 the last.
         A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
         what `begin` raises.
         """
@@ -138,23 +146,20 @@ class Batcher:
         items: deque[_Waiting] = deque()
         try:
             for part in parts:
-                items.append(self._enter(model, part, turn))
+                items.append(self._enter(model, part, turn, priority))
                 if len(items) == _PARTS:
                     results.append(await items[0].result)
                     items.popleft()
-            results += [await item.result for item in items]
+            while items:
+                results.append(await items[0].result)
+                access.note(rows=model.count(arrays), batch=items.popleft().batch)
         finally:
-            for item in items:
-                item.result.cancel()
-            running = [item for item in items if not item.queued and item.after is not None]
-            if held and running:  # the arrays live until then
-                assert running[-1].after is not None
-                running[-1].after.callback(held.pop_all().close)
+            _abandon(items, held)
         if len(results) == 1:
             return results[0]
         return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
 
-    def _enter(self, model: Model, arrays: Arrays, turn: Turn | None) -> _Waiting:
+    def _enter(self, model: Model, arrays: Arrays, turn: Turn | None, priority: int) -> _Waiting:
         kind = model, tuple(array.shape[1:] for array in arrays) if model.rows else None
         group = self._groups.get(kind)
         if group is None:
@@ -162,6 +167,7 @@ class Batcher:
             self._start(self._serve(kind, group))
         loop = asyncio.get_running_loop()
         item = _Waiting(arrays, model.count(arrays), loop.time(), loop.create_future(), turn, spans.context())
+        item.priority = priority or item.priority
         group.add(item)
         item.result.add_done_callback(lambda _: self._leave(group, item))
         self._count(1)
@@ -212,10 +218,13 @@ class Batcher:
             requests = [item.arrays for item in items]
             state = turn.arrays if turn else None
             rows = sum(item.count for item in items)
+            for item in items:
+                item.batch = rows
             with spans.call(model.name, [item.traced for item in items]) as attributes:
                 bucket, results = await loop.run_in_executor(self._threads, model.run, requests, state)
                 attributes |= {"bucket": naming.bucket(bucket), "rows": rows, "requests": len(items)}
-            self._metrics.ran(model.name, bucket, rows, loop.time() - began)
+            waited = [began - item.since for item in items]
+            self._metrics.ran(model.name, bucket, rows, loop.time() - began, waited)
             succeeded = True
         except Exception as error:  # each caller gets it
             self._metrics.log.exception("%s failed", model.name, exc_info=error)
@@ -235,6 +244,20 @@ class Batcher:
         for item, arrays in zip(items, results, strict=True):
             if not item.result.done():
                 item.result.set_result(arrays)
+
+
+def _abandon(items: deque[_Waiting], held: contextlib.ExitStack | None) -> None:
+    """Cancel what is left of a request; if some of it runs, `held` ends after that, because the arrays live until then.
+
+    It empties `items`: an error has the frame that it was raised in, and the future there has the error. Such a cycle
+    keeps the arrays until a garbage collection.
+    """
+    for item in items:
+        item.result.cancel()
+    running = [item.after for item in items if not item.queued and item.after is not None]
+    if held and running:
+        running[-1].callback(held.pop_all().close)
+    items.clear()
 
 
 def _failed(name: str, error: Exception) -> RequestError:

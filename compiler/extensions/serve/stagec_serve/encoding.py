@@ -7,11 +7,12 @@ says where the JSON ends, `binary_data_size` how many bytes each tensor has.
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from stagec.core.data import strict_json
@@ -21,17 +22,23 @@ from stagec_serve.sequences import PARAMETERS, Step, step_of
 from stagec_serve.tensors import Interface, Tensor
 
 MOST_JSON = 2**24
-"""Bytes of JSON in a request, without binary tensors: a value takes up to twenty times as much memory as its JSON."""
+"""Bytes of JSON in a request, without binary tensors: a value takes up to fifty times as much memory as its JSON."""
 _MOST_VALUES, _MOST_CONTAINERS = 2**20, 2**16
-"""Values of JSON in a request, and arrays and objects among them: reading 16 MiB of empty arrays takes ten seconds."""
-_BYTES_A_VALUE = 64
-"""Bytes of memory that a value of JSON takes while it is read, at most."""
+"""Values of JSON in a request, keys among them, and arrays and objects: more would hold other threads up."""
+_BYTES_A_VALUE = 100
+"""Bytes of memory that a value or a key of JSON takes while it is read, at most, beside its text."""
 _MOST_WRITTEN = 2**20
-"""Numbers of an answer that are written as JSON: a million of them takes a second of a core, and 20 MB."""
-_AT_ONCE = 2**13
-"""Numbers that are written without a break: other threads wait meanwhile."""
+"""Numbers of an answer that are written as JSON: a million of them takes 20 MB, and other threads wait for 40 ms."""
 _MOST_CHANGE = 2**16
 """Bytes of a request that loads or unloads a model."""
+_MINUS_0 = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
+_OR_STRING = re.compile(rb'("(?:[^"\\]|\\.)*")|' + _MINUS_0.pattern, re.DOTALL)
+_COLONS = (b":", b"\\u003a", b"\\u003A")
+_URGENCY = ("priority", "timeout")
+OF_ALL = (*PARAMETERS, *_URGENCY)
+"""The parameters of a request, over both protocols."""
+_NEEDED = ("classification", "shared_memory")
+"""How parameters begin without which an answer is another one, or a request makes no sense."""
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = {...: object}
@@ -39,14 +46,15 @@ _INDEX = json_shapes.shape({"ready?": bool, "name?": str})
 _CHANGE = json_shapes.shape({"parameters?": _PARAMETERS})
 _REQUEST = json_shapes.shape(
     {
-        "inputs": [{...: object}],
+        "inputs": [
+            {"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object},
+        ],
         "id?": str,
         "model_name?": str,  # KServe's client repeats it
         "parameters?": _PARAMETERS,
         "outputs?": [{"name": str, "parameters?": _PARAMETERS}],
     }
 )
-_INPUT = json_shapes.shape({"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object})
 
 
 class Request(NamedTuple):
@@ -54,13 +62,16 @@ class Request(NamedTuple):
 
     request_id: the client's, or None. arrays: one for each input, in the order of the interface.
     outputs: the number of each output that the client asks for, and whether it wants its bytes.
-    step: of a sequence; None: it is in none.
+    step: of a sequence; None: it is in none. priority: 1 is the first to run, 0 the last.
+    timeout: seconds that its answer may take; 0: as long as the server allows.
     """
 
     request_id: str | None
     arrays: list[NDArray[Any]]
     outputs: list[tuple[int, bool]]
     step: Step | None = None
+    priority: int = 0
+    timeout: float = 0
 
 
 InterfaceOf = Callable[[Step | None], Interface]
@@ -76,73 +87,88 @@ def memory(body: bytes, header_length: str | None) -> int:
     if end > MOST_JSON:
         raise RequestError("too-large", f"{end:,} bytes of JSON are over the limit of {MOST_JSON:,}: send bytes")
     containers = body.count(b"[", 0, end) + body.count(b"{", 0, end)
-    values = body.count(b",", 0, end) + containers
+    values = body.count(b",", 0, end) + body.count(b":", 0, end) + containers
     for count, most, what in ((values, _MOST_VALUES, "values"), (containers, _MOST_CONTAINERS, "arrays and objects")):
         if count > most:
             raise RequestError("too-large", f"over {most:,} {what} of JSON: send bytes (binary_data_size)")
-    return values * _BYTES_A_VALUE
+    is_wide = not body.isascii() or body.find(b"\\u", 0, end) >= 0  # one such character, and each has four bytes
+    return values * _BYTES_A_VALUE + end * (5 if is_wide else 1)
 
 
-def read(body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str) -> Request:
+def read(
+    body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str, strict: bool = False
+) -> Request:
     """Return the request in a body, with every name, datatype, shape and length checked.
 
     model: the name of the model in the path, with which one in the body must be equal.
     header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone. `memory`
-    has checked both. Raises RequestError ("request", "unsupported").
+    has checked both. strict: whether unknown parameters are refused. Raises RequestError ("request", "unsupported").
     """
     end = len(body) if header_length is None else int(header_length)
-    try:
-        request = strict_json.parse(body[:end], MOST_JSON, whole=_whole)
-        _REQUEST(request)
-        for tensor in request["inputs"]:
-            _INPUT(tensor)
-    except ValueError as error:
-        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    request = _parsed(body, end, _REQUEST)
     if request.get("model_name", model) != model:
         what = f"model_name is {strict_json.shown(repr(request['model_name']))}; the path names {model}"
         raise RequestError("request", what)
-    parameters = known_parameters("the request", request.get("parameters", {}), "binary_data_output", *PARAMETERS)
+    parameters = known_parameters("the request", request.get("parameters", {}), strict, "binary_data_output", *OF_ALL)
     default, step = flag(parameters, "binary_data_output", False), step_of(parameters)
     interface = interface_of(step)
-    inputs = _Inputs(memoryview(body)[end:])
+    inputs = _Inputs(memoryview(body)[end:], strict)
     arrays = arrays_of(map(inputs.given, request["inputs"]), interface.inputs)
     if len(inputs.rest):
         raise RequestError("request", f"{len(inputs.rest):,} bytes follow the last tensor")
-    wanted = ((table["name"], _is_binary(table, default)) for table in request.get("outputs", ()))
-    return Request(request.get("id"), arrays, outputs_of(wanted, default, interface.outputs), step)
+    wanted = ((table["name"], _is_binary(table, strict, default)) for table in request.get("outputs", ()))
+    outputs = outputs_of(wanted, default, interface.outputs)
+    return Request(request.get("id"), arrays, outputs, step, *urgency(parameters))
 
 
-def _whole(text: str) -> int | float:
-    """Return a whole number of 64 bits, with or without a sign; -0 is a float, because no integer is -0."""
-    if text == "-0":
-        return -0.0
-    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
-        raise ValueError(f"the number {text[:20]}... has more than 64 bits")
+def _parsed(body: bytes, end: int, shape: json_shapes.Shape) -> Any:
+    """Return the JSON that a body begins with. Raises RequestError ("request") if it does not have a shape."""
+    text: memoryview | bytes = memoryview(body)[:end]
+    if _MINUS_0.search(text):  # the parser takes it for 0
+        text = _OR_STRING.sub(lambda match: match[1] or b"-0.0", text)
+    try:
+        value = orjson.loads(text)
+        # Of two equal keys the parser takes the last one, and a proxy may have looked at the first one.
+        if sum(body.count(colon, 0, end) for colon in _COLONS) != _colons(value):
+            raise ValueError("a key appears twice in an object, or data has text")
+        shape(value)
+    except ValueError as error:
+        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
     return value
 
 
-def _is_binary(table: Mapping[str, Any], default: bool) -> bool:
-    parameters = known_parameters(table["name"], table.get("parameters", {}), "binary_data")
+def _colons(value: object, depth: int = 0) -> int:
+    """Return how many colons the JSON of a value has, except in data, where numbers alone are taken."""
+    if depth > strict_json.DEEPEST:
+        raise ValueError(f"nested deeper than {strict_json.DEEPEST} levels")
+    if isinstance(value, dict):
+        inside = (0 if key == "data" else _colons(item, depth + 1) for key, item in value.items())
+        return len(value) + "".join(value).count(":") + sum(inside)
+    if isinstance(value, list):
+        return sum(_colons(item, depth + 1) for item in value)
+    return value.count(":") if isinstance(value, str) else 0
+
+
+def _is_binary(table: Mapping[str, Any], strict: bool, default: bool) -> bool:
+    parameters = known_parameters(table["name"], table.get("parameters", {}), strict, "binary_data")
     return flag(parameters, "binary_data", default)
 
 
 def read_index(body: bytes) -> bool:
     """Return whether a request for the index wants ready models alone. Raises RequestError ("request")."""
-    try:
-        request = strict_json.parse(body or b"{}", _MOST_CHANGE)
-        _INDEX(request)
-    except ValueError as error:
-        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    request = _small(body, _INDEX)
     return bool(request.get("ready", False))
+
+
+def _small(body: bytes, shape: json_shapes.Shape) -> Any:
+    if len(body) > _MOST_CHANGE:
+        raise RequestError("too-large", f"{len(body):,} bytes of JSON are over the limit of {_MOST_CHANGE:,}")
+    return _parsed(body or b"{}", len(body) or 2, shape)
 
 
 def read_change(body: bytes) -> Mapping[str, Any]:
     """Return the parameters of a request that loads or unloads a model. Raises RequestError ("request")."""
-    try:
-        request = strict_json.parse(body or b"{}", _MOST_CHANGE)
-        _CHANGE(request)
-    except ValueError as error:
-        raise RequestError("request", f"the request is not one of the protocol: {error}") from None
+    request = _small(body, _CHANGE)
     parameters: Mapping[str, Any] = request.get("parameters", {})
     return parameters
 
@@ -154,13 +180,25 @@ def _length(written: str, most: int) -> int:
     return int(written)
 
 
-def known_parameters(whose: str, parameters: Mapping[str, Any], *known: str) -> Mapping[str, Any]:
-    """Return the parameters of a part of a request. Raises RequestError ("unsupported") for an unknown one."""
-    unknown = sorted(parameters.keys() - {*known})
+def known_parameters(whose: str, parameters: Mapping[str, Any], strict: bool, *known: str) -> Mapping[str, Any]:
+    """Return the parameters of a part of a request.
+
+    Raises RequestError ("unsupported") for one that would change the answer, and where it is strict for any other.
+    """
+    unknown = sorted(name for name in parameters.keys() - {*known} if strict or name.startswith(_NEEDED))
     if unknown:
         whose = strict_json.shown(whose)
         raise RequestError("unsupported", f"{whose}: no parameter {strict_json.shown(unknown[0])!r} is supported")
     return parameters
+
+
+def urgency(parameters: Mapping[str, Any]) -> tuple[int, float]:
+    """Return priority and timeout of a request, as `Request` has them. Raises RequestError ("request")."""
+    values = [parameters.get(name, 0) for name in _URGENCY]
+    for name, value in zip(_URGENCY, values, strict=True):
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise RequestError("request", f"{name} is {strict_json.shown(repr(value))}; expected a whole number")
+    return values[0], values[1] / 10**6
 
 
 def flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -213,14 +251,14 @@ def outputs_of(wanted: Iterable[tuple[str, bool]], default: bool, tensors: Seque
 class _Inputs:
     """The inputs of a JSON request. rest: the bytes behind it that no tensor has taken."""
 
-    def __init__(self, rest: memoryview) -> None:
-        self.rest = rest
+    def __init__(self, rest: memoryview, strict: bool) -> None:
+        self.rest, self._strict = rest, strict
 
     def given(self, table: Mapping[str, Any]) -> Given:
         return Given(table["name"], table["datatype"], table["shape"], functools.partial(self._values, table))
 
     def _values(self, table: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
-        parameters = known_parameters(tensor.name, table.get("parameters", {}), "binary_data_size")
+        parameters = known_parameters(tensor.name, table.get("parameters", {}), self._strict, "binary_data_size")
         if ("data" in table) == ("binary_data_size" in parameters):
             raise RequestError("request", f"{tensor.name}: expected either data or the parameter binary_data_size")
         if "data" in table:
@@ -245,40 +283,35 @@ def write(
     Raises RequestError ("not-json") for a NaN or an infinity in an output that the client wants as JSON, and for too
     many numbers.
     """
-    told: list[str] = []
-    after = []
+    outputs, after = [], []
     written = sum(results[number].size for number, binary in request.outputs if not binary)
     if written > _MOST_WRITTEN:
         what = f"the answer has {written:,} numbers, and as JSON {_MOST_WRITTEN:,} at most"
         raise RequestError("not-json", f"{what}: ask for bytes (binary_data_output)")
     for number, binary in request.outputs:
         tensor, array = interface.outputs[number], results[number]
-        table: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(array.shape)}
+        table: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
         if binary:
-            data = np.ascontiguousarray(array).tobytes()
-            after.append(data)
-            table["parameters"] = {"binary_data_size": len(data)}
-            told.append(_json(table))
+            after.append(np.ascontiguousarray(array).tobytes())
+            table["parameters"] = {"binary_data_size": len(after[-1])}
         else:
-            told.append(f'{_json(table)[:-1]},"data":[{",".join(_numbers(tensor, array))}]}}')
-    answer = {"model_name": model, "model_version": version}
+            table["data"] = _numbers(tensor, array)
+        outputs.append(table)
+    answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.request_id is not None:
         answer["id"] = request.request_id
-    header = f'{_json(answer)[:-1]},"outputs":[{",".join(told)}]}}'.encode()
+    if request.step is not None and request.step.made:
+        answer["parameters"] = {"sequence_id": request.step.sequence}
+    header = orjson.dumps(answer | {"outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join([header, *after]), len(header) if after else None
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _numbers(tensor: Tensor, array: NDArray[Any]) -> Iterator[str]:
-    """Yield the numbers of an array as JSON, some at a time."""
-    values = array.ravel()
+def _numbers(tensor: Tensor, array: NDArray[Any]) -> NDArray[Any]:
+    """Return the numbers of an array for JSON."""
+    values = np.ascontiguousarray(array).ravel()
     if array.dtype.kind not in "biu":
-        values = values.astype(np.float64)
+        values = values.astype(np.promote_types(np.float32, values.dtype), copy=False)
         if not np.isfinite(values).all():
             what = f"{tensor.name} has a NaN or an infinity, and JSON has neither: ask for its bytes (binary_data)"
             raise RequestError("not-json", what)
-    for start in range(0, values.size, _AT_ONCE):
-        yield _json(values[start : start + _AT_ONCE].tolist())[1:-1]
+    return values

@@ -10,6 +10,8 @@ import threading
 import time
 from typing import TextIO
 
+from stagec_serve import access
+
 _MOST_WAITING = 10_000
 """Lines that nobody has read yet; more are dropped and counted."""
 _MOST_ALIKE, _SECONDS = 20, 10.0
@@ -22,7 +24,7 @@ _LAST = 1.0
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         table = {"time": record.created, "level": record.levelname, "logger": record.name}
-        table["message"] = record.getMessage()
+        table |= getattr(record, "fields", None) or {"message": record.getMessage()}
         if record.exc_info:
             table["traceback"] = self.formatException(record.exc_info)
         return json.dumps(table)
@@ -41,6 +43,8 @@ class Alike(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a message is logged."""
+        if record.name == access.LOGGER:
+            return True
         kind, now = (record.name, str(record.msg)), time.monotonic()
         with self._lock:
             since, count = self._counts.pop(kind, (now, 0))
@@ -100,13 +104,15 @@ class Handler(logging.Handler):
                 self._lines.task_done()
 
 
-def log_to(stream: TextIO, as_json: bool) -> None:
+def log_to(stream: TextIO, as_json: bool, requests: bool = False) -> None:
     """Write the messages of Python's loggers there.
 
     as_json: an object a line, with time (in seconds since 1970), level, logger, message, and traceback of an exception.
+    requests: whether there is a line for each request, too; of the JSON it has the fields, and no message.
     """
     handler = Handler(stream)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_Json() if as_json else text)
     handler.addFilter(Alike())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger(access.LOGGER).setLevel(logging.INFO if requests else logging.WARNING)

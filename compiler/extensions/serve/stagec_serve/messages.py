@@ -17,10 +17,21 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from stagec_serve.encoding import Given, InterfaceOf, Request, arrays_of, flag, known_parameters, outputs_of
-from stagec_serve.refusal import RequestError
-from stagec_serve.sequences import PARAMETERS, step_of
-from stagec_serve.tensors import Interface, Tensor
+from stagec_serve.encoding import (
+    OF_ALL,
+    Given,
+    InterfaceOf,
+    Request,
+    arrays_of,
+    flag,
+    known_parameters,
+    outputs_of,
+    urgency,
+)
+from stagec_serve.model import Model
+from stagec_serve.refusal import DIGEST, RequestError
+from stagec_serve.sequences import step_of
+from stagec_serve.tensors import Tensor
 
 _RAW = 7
 _MOST_FIELDS = 10_000
@@ -122,34 +133,34 @@ def _varint(body: bytes, place: int) -> tuple[int, int]:
     return value, place
 
 
-def read(message: Any, interface_of: InterfaceOf) -> Request:
+def read(message: Any, strict: bool, interface_of: InterfaceOf) -> Request:
     """Return the request in a ModelInferRequest, with every name, datatype, shape and length checked.
 
-    Raises RequestError ("request", "unsupported").
+    strict: whether unknown parameters are refused. Raises RequestError ("request", "unsupported").
     """
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise RequestError("request", f"{len(raw):,} raw_input_contents for {len(message.inputs):,} inputs")
     raw = raw or [None] * len(message.inputs)
     given = (
-        Given(tensor.name, tensor.datatype, [*tensor.shape], functools.partial(_values, tensor, data))
+        Given(tensor.name, tensor.datatype, [*tensor.shape], functools.partial(_values, tensor, data, strict))
         for tensor, data in zip(message.inputs, raw, strict=True)
     )
-    known = "binary_data_output", _FINAL, *PARAMETERS
-    parameters = known_parameters("the request", plain(message.parameters), *known)
+    known = "binary_data_output", _FINAL, *OF_ALL
+    parameters = known_parameters("the request", plain(message.parameters), strict, *known)
     _raw_alone(parameters, "binary_data_output")
     flag(parameters, _FINAL, True)
     step = step_of(parameters)
     interface = interface_of(step)
     arrays = arrays_of(given, interface.inputs)
     for output in message.outputs:
-        _raw_alone(known_parameters(output.name, plain(output.parameters), "binary_data"), "binary_data")
+        _raw_alone(known_parameters(output.name, plain(output.parameters), strict, "binary_data"), "binary_data")
     wanted = ((output.name, True) for output in message.outputs)
-    return Request(message.id, arrays, outputs_of(wanted, True, interface.outputs), step)
+    return Request(message.id, arrays, outputs_of(wanted, True, interface.outputs), step, *urgency(parameters))
 
 
-def _values(given: Any, raw: bytes | None, tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
-    known_parameters(tensor.name, plain(given.parameters), "binary_data_size")  # clients of KServe send it
+def _values(given: Any, raw: bytes | None, strict: bool, tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
+    known_parameters(tensor.name, plain(given.parameters), strict, "binary_data_size")  # clients of KServe send it
     fields = [field.name for field, _ in given.contents.ListFields()]
     if raw is not None:
         if fields:
@@ -173,16 +184,29 @@ def _raw_alone(parameters: Mapping[str, Any], name: str) -> None:
         raise RequestError("unsupported", f"{name} is false; answers over gRPC are raw_output_contents")
 
 
-def write(model: str, version: str, request: Request, results: Sequence[NDArray[Any]], interface: Interface) -> bytes:
-    """Return a ModelInferResponse."""
-    tensors = [(interface.outputs[number], results[number]) for number, _ in request.outputs]
+def write(model: Model, request: Request, results: Sequence[NDArray[Any]], in_stream: bool = False) -> bytes:
+    """Return a ModelInferResponse. in_stream: one in a ModelStreamInferResponse, which says what metadata say else."""
+    tensors = [(model.interface.outputs[number], results[number]) for number, _ in request.outputs]
     outputs = [{"name": t.name, "datatype": t.datatype, "shape": array.shape} for t, array in tensors]
-    response = classes()["ModelInferResponse"](
-        model_name=model,
-        model_version=version,
-        id=request.request_id,
-        outputs=outputs,
-        raw_output_contents=[np.ascontiguousarray(array).tobytes() for _, array in tensors],
-    )
-    data: bytes = response.SerializeToString()
+    parameters: dict[str, dict[str, object]] = {}
+    if request.step is not None and request.step.made:
+        parameters["sequence_id"] = {"string_param": request.step.sequence}
+    if in_stream:
+        parameters |= {"triton_final_response": {"bool_param": True}, DIGEST: {"string_param": model.digest}}
+    response = {
+        "model_name": model.name,
+        "model_version": model.version,
+        "id": request.request_id,
+        "parameters": parameters,
+        "outputs": outputs,
+        "raw_output_contents": [np.ascontiguousarray(array).tobytes() for _, array in tensors],
+    }
+    if in_stream:
+        return make("ModelStreamInferResponse", infer_response=response)
+    return make("ModelInferResponse", **response)
+
+
+def make(name: str, /, **fields: Any) -> bytes:
+    """Return the bytes of a message."""
+    data: bytes = classes()[name](**fields).SerializeToString()
     return data

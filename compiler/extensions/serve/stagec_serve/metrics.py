@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -14,6 +18,48 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 
 _ROWS = tuple(2**power for power in range(13))
 
 
+@dataclass
+class _Durations:
+    """count: how many. ns: nanoseconds, of all together."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.ns += round(seconds * 10**9)
+
+
+@dataclass
+class Statistics:
+    """What Triton's extension for statistics says of a model.
+
+    last: milliseconds since 1970 at the last call; 0: there was none. rows, calls: that ran. of: requests by what took
+    the time ("success", "fail", "queue", "compute_input", "compute_output"), and calls ("compute_infer").
+    batches: calls by their rows.
+    """
+
+    last: int = 0
+    rows: int = 0
+    calls: int = 0
+    of: defaultdict[str, _Durations] = field(default_factory=lambda: defaultdict(_Durations))
+    batches: defaultdict[int, _Durations] = field(default_factory=lambda: defaultdict(_Durations))
+
+    def told(self, name: str, version: str) -> dict[str, Any]:
+        """Return the fields of Triton's ModelStatistics."""
+        kinds = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        batches = [{"batch_size": rows, "compute_infer": vars(took)} for rows, took in sorted(self.batches.items())]
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": self.last,
+            "inference_count": self.rows,
+            "execution_count": self.calls,
+            "inference_stats": {kind: vars(self.of[kind]) for kind in kinds},
+            "batch_stats": batches,
+        }
+
+
 class Metrics:
     """The counters of one server.
 
@@ -21,6 +67,7 @@ class Metrics:
     waiting: requests in the queue, by model. sequences: the live ones, by state.
     crowded: requests that were refused because there are too many connections.
     loads: of bundles, by outcome ("loaded" or "failed"). load_seconds: of the last one.
+    statistics: Triton's, by model.
     """
 
     log = logging.getLogger("stagec_serve")
@@ -45,12 +92,23 @@ class Metrics:
         self.load_seconds = Gauge("stagec_load_seconds", "Seconds that the last load took", registry=registry)
         what = "1 for each model that is offered: what runs"
         self._offered = Gauge("stagec_model", what, ("model", "version", "digest", "target", "kind"), registry=registry)
+        self.statistics: defaultdict[str, Statistics] = defaultdict(Statistics)
         for metric in (self.requests, self.seconds, self.waiting, self._calls, self._rows, self._call_seconds):
             # It takes a lock each time, and there are few.
             metric.labels = functools.cache(metric.labels)  # type: ignore[method-assign, assignment]
 
-    def ran(self, model: str, bucket: Mapping[str, int], rows: int, seconds: float) -> None:
-        """Count a call of an executable. rows: of requests, without padding."""
+    def ran(
+        self, model: str, bucket: Mapping[str, int], rows: int, seconds: float, waited: Iterable[float] = ()
+    ) -> None:
+        """Count a call of an executable. rows: of requests, without padding. waited: seconds that each has waited."""
+        statistics = self.statistics[model]
+        statistics.last = round(time.time() * 1000)
+        statistics.rows += rows
+        statistics.calls += 1
+        statistics.of["compute_infer"].add(seconds)
+        statistics.batches[rows].add(seconds)
+        for wait in waited:
+            statistics.of["queue"].add(wait)
         self._calls.labels(model, naming.bucket(bucket)).inc()
         self._rows.labels(model).observe(rows)
         self._call_seconds.labels(model).observe(seconds)

@@ -6,6 +6,7 @@ from stagec.core.messages.refusal import Refusal
 
 STATUS = {
     "request": 400,
+    "token": 401,
     "not-found": 404,
     "method": 405,
     "not-json": 406,
@@ -25,6 +26,7 @@ STATUS = {
 
 GRPC_STATUS = {
     "request": "INVALID_ARGUMENT",
+    "token": "UNAUTHENTICATED",
     "not-found": "NOT_FOUND",
     "conflict": "ABORTED",
     "slow": "DEADLINE_EXCEEDED",
@@ -38,13 +40,17 @@ GRPC_STATUS = {
 """The gRPC status of each code that a request over gRPC can have."""
 
 
+DIGEST = "stagec-digest"
+"""The header, metadata or parameter of an answer with the digest of the model that gave it."""
+
+
 class RequestError(Refusal):
     """A request that the server does not answer.
 
-    Codes: "request" (what the client sent is wrong), "not-found", "method", "not-json" (JSON has no NaN, no infinity,
-    and not millions of numbers), "slow" (the body took too long), "conflict" (another request has the sequence),
-    "too-large", "encoding", "headers" (of HTTP: too many, or two lengths), "crowded" (too many connections), "busy"
-    (the queue, the memory for bodies or the number of sequences is at its limit), "failed" (the function raised),
-    "unsupported", "unavailable" (a model that cannot be served, or a server that loads or ends), "timeout". `STATUS`
-    has the HTTP status of each, `GRPC_STATUS` that of gRPC.
+    Codes: "request" (what the client sent is wrong), "token" (it has none that is known), "not-found", "method",
+    "not-json" (JSON has no NaN, no infinity, and not millions of numbers), "slow" (the body took too long), "conflict"
+    (another request has the sequence), "too-large", "encoding", "headers" (of HTTP: too many, or two lengths),
+    "crowded" (too many connections), "busy" (the queue, the memory for bodies or the number of sequences is at its
+    limit), "failed" (the function raised), "unsupported", "unavailable" (a model that cannot be served, or a server
+    that loads or ends), "timeout". `STATUS` has the HTTP status of each, `GRPC_STATUS` that of gRPC.
     """

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stagec_serve import encoding, spans
+import orjson
+
+from stagec_serve import access, encoding, spans
 from stagec_serve.model import Arrays, Model
-from stagec_serve.refusal import STATUS, RequestError
-from stagec_serve.service import DIGEST, Chosen, Service
+from stagec_serve.refusal import DIGEST, STATUS, RequestError
+from stagec_serve.service import Chosen, Service
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-_MODEL = re.compile(r"/v2/models/([\w.+-]+)(?:/versions/([\w.+-]+))?(?:/(ready|config|infer))?")
+_MODEL = re.compile(r"/v2/models/([\w.+-]+)(?:/versions/([\w.+-]+))?(?:/(ready|config|stats|infer))?")
 _REPOSITORY = re.compile(r"/v2/repository/models/([\w.+-]+)/(load|unload)")
 MOST_HEADERS = 2**16
 """Bytes of the headers of a request."""
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
+_ANY_ZLIB, _PART = 47, 2**20
+"""The formats gzip and zlib, which HTTP calls deflate; and the bytes that are inflated at a time."""
 _LOOK = 0.02
 """Seconds between checks whether the client is still there."""
 
@@ -51,11 +55,20 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         assert scope["type"] == "http", scope["type"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        client = ":".join(map(str, scope["client"] or ("unix",)))
+        with access.request(f"{scope['method']} {scope['path']}", client, headers) as request_id:
+            await self._told(scope, headers, receive, send, request_id)
+
+    async def _told(
+        self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send, request_id: str
+    ) -> None:
         closes = self._service.ending
         try:
             _check_headers(scope["headers"])
-            answer = await self._answer(scope, receive)
+            answer = await self._answer(scope, headers, receive)
         except _Disconnected:
+            access.note(status=499)
             return
         except RequestError as error:
             answer = _json({"error": str(error)}, STATUS[error.code])
@@ -63,28 +76,36 @@ class Application:
         except Exception as error:
             self._service.metrics.log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
             answer = _json({"error": "the server failed; its log says why"}, STATUS["failed"])
-        closing = [(b"connection", b"close")] if closes else []
-        length = (b"content-length", str(len(answer.body)).encode())
-        headers = [*answer.headers, length, *closing]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        access.note(status=answer.status)
+        more = [(b"connection", b"close")] if closes else []
+        more += [(b"www-authenticate", b"Bearer")] if answer.status == STATUS["token"] else []
+        more += [(b"x-request-id", request_id.encode())] if request_id else []
+        told = [*answer.headers, (b"content-length", str(len(answer.body)).encode()), *more]
+        await send({"type": "http.response.start", "status": answer.status, "headers": told})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
+    async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive) -> _Answer:
         service, method, path = self._service, scope["method"], scope["path"].removesuffix("/")
         if path not in _PROBES and self._probes:
             raise RequestError("not-found", f"this port has {', '.join(_PROBES)} alone")
         if path not in _PROBES and self.crowded():
             service.metrics.crowded.inc()
             raise RequestError("crowded", "the server has as many connections as it may; try again later")
+        if path not in _PROBES[:2] and not self._probes:
+            service.admit(headers)
         match = _MODEL.fullmatch(path)
+        if path == "/v2/models/stats":
+            _only(method, "GET", "HEAD")
+            return _json(service.statistics())
         if match:
             batcher = service.batcher(match[1], match[2])
             if match[3] == "infer":
                 _only(method, "POST")
-                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
                 with spans.request(match[1], headers), service.counted(match[1], match[2]) as chosen:
                     return await self._infer(chosen, headers, receive)
             _only(method, "GET", "HEAD")
+            if match[3] == "stats":
+                return _json(service.statistics(match[1], match[2]))
             if match[3] == "config":
                 return _json(service.config(batcher))
             return _json({"name": match[1], "ready": True} if match[3] else batcher.model.metadata())
@@ -96,7 +117,7 @@ class Application:
             _only(method, "POST")
             with contextlib.ExitStack() as held:
                 body = await self._body(None, receive, held)
-                await service.change(match[1], match[2], encoding.read_change(body))
+                await service.change(match[1], match[2], encoding.read_change(body), scope["server"][1])
             return _json({})
         if path not in ("/v2", *_PROBES):
             raise RequestError("not-found", f"there is nothing at {path[:200]}")
@@ -111,10 +132,13 @@ class Application:
         return _json({"ready": service.ready, **loading}, 200 if service.ready else 503)
 
     async def _infer(self, chosen: Chosen, headers: Mapping[str, str], receive: Receive) -> _Answer:
-        if headers.get("content-encoding", "identity") != "identity":
-            raise RequestError("encoding", "a compressed body is not supported: send it as it is")
+        encoded = headers.get("content-encoding", "identity")
+        if encoded not in ("identity", "gzip", "deflate"):
+            raise RequestError("encoding", "the encoding of a body is gzip, deflate or identity")
         with contextlib.ExitStack() as held:
             body = await self._body(headers.get("content-length"), receive, held)
+            if encoded != "identity":
+                body = await self._inflated(body, held)
             header_length = headers.get(encoding.HEADER_LENGTH)
             self._service.hold(encoding.memory(body, header_length), held)
             async with _while_connected(receive):
@@ -144,11 +168,32 @@ class Application:
             raise RequestError("slow", f"the body took over {limits.seconds:g} seconds") from None
         return bytes(body)
 
+    async def _inflated(self, body: bytes, held: contextlib.ExitStack) -> bytes:
+        """Return what a compressed body has; each part is counted when it is there, and others run between two."""
+        inflate, inflated = zlib.decompressobj(_ANY_ZLIB), bytearray()
+        while not inflate.eof:
+            try:
+                part = inflate.decompress(body, _PART)
+            except zlib.error as error:
+                raise RequestError("request", f"the body is not what its encoding says: {error}") from None
+            if not part and not inflate.eof:
+                raise RequestError("request", "the body ends before its compressed data")
+            if len(inflated) + len(part) > self._service.limits.body:
+                raise RequestError("too-large", f"the body is over the limit of {self._service.limits.body:,} bytes")
+            self._service.hold(len(part), held)
+            inflated += part
+            body = inflate.unconsumed_tail
+            await asyncio.sleep(0)
+        if inflate.unused_data:
+            raise RequestError("request", "bytes follow the body's compressed data")
+        return bytes(inflated)
+
     async def _work(
         self, chosen: Chosen, body: bytes, header_length: str | None, held: contextlib.ExitStack
     ) -> _Answer:
         def read(interface_of: encoding.InterfaceOf) -> encoding.Request:
-            return encoding.read(body, header_length, interface_of, chosen.batcher.model.name)
+            strict = self._service.limits.strict
+            return encoding.read(body, header_length, interface_of, chosen.batcher.model.name, strict)
 
         def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None, str]:
             return *encoding.write(model.name, model.version, request, results, model.interface), model.digest
@@ -206,7 +251,7 @@ async def _while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 def _json(value: object, status: int = 200) -> _Answer:
-    return _Answer(status, json.dumps(value, separators=(",", ":")).encode())
+    return _Answer(status, orjson.dumps(value))
 
 
 def _only(method: str, *methods: str) -> None:

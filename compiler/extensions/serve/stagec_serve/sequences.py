@@ -6,6 +6,7 @@ Source: https://github.com/triton-inference-server/server/blob/main/docs/protoco
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from stagec_serve.model import Model
 from stagec_serve.refusal import RequestError
 
 PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+NEW = "new"
+"""The `sequence_id` of a request that begins a sequence whose id the server makes: 128 random bits, a secret."""
 IDLE = 60
 """The default seconds without a request before a sequence ends."""
 _LONGEST = 200
@@ -26,12 +29,13 @@ _LONGEST = 200
 class Step(NamedTuple):
     """Where in a sequence a request is.
 
-    sequence: its number or string, of the client's choice. start, end: whether it is the first, the last.
+    sequence: its number or string. start, end: whether it is the first, the last. made: whether the server made its id.
     """
 
     sequence: int | str
     start: bool
     end: bool
+    made: bool = False
 
 
 def step_of(parameters: Mapping[str, Any]) -> Step | None:
@@ -48,6 +52,10 @@ def step_of(parameters: Mapping[str, Any]) -> Step | None:
         if any(flags):
             raise RequestError("request", "sequence_start and sequence_end need a sequence_id, which is not 0")
         return None
+    if given == NEW:
+        if not flags[0]:
+            raise RequestError("request", f"sequence_id is {NEW}, which is for sequence_start alone: send the answer's")
+        return Step(secrets.token_urlsafe(16), True, flags[1], made=True)
     return Step(given, *flags)
 
 
@@ -94,9 +102,12 @@ class Sequences:
     The name of a state is the manifest's, so functions share it.
     """
 
-    def __init__(self, most: int, idle: float, metrics: Metrics) -> None:
-        """most: sequences of a state at a time. idle: seconds, for states without their own number in the manifest."""
-        self._most, self._idle, self._metrics = most, idle, metrics
+    def __init__(self, most: int, idle: float, metrics: Metrics, own: bool = False) -> None:
+        """most: sequences of a state at a time. idle: seconds, for states without their own number in the manifest.
+
+        own: whether sequences begin with an id that the server makes, and with no other.
+        """
+        self._most, self._idle, self._metrics, self._own = most, idle, metrics, own
         self._kept: dict[tuple[str, int | str], _Kept] = {}
         self._counts: Counter[str] = Counter()
 
@@ -124,6 +135,9 @@ class Sequences:
             if kept is None and not step.start:
                 what = "does not exist: it has ended, or begins with sequence_start"
                 raise RequestError("not-found", f"{shown} {what}")
+            if kept is None and self._own and not step.made:
+                what = f'cannot begin: this server makes ids: send "{NEW}" as its id'
+                raise RequestError("unsupported", f"{shown} {what}")
             if kept is None and self._counts[name] >= self._most:
                 what = f"{self._most} others have state already; try again later"
                 raise RequestError("busy", f"{shown}: {what}")

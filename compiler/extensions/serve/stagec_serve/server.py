@@ -35,6 +35,7 @@ from stagec_serve.rest import MOST_HEADERS, Application
 from stagec_serve.sequences import IDLE, Sequences
 from stagec_serve.service import Limits, Repository, Service
 from stagec_serve.swapping import Swapping
+from stagec_serve.trust import LOOK, Certificates, Tokens, identity
 
 if TYPE_CHECKING:
     from stagec_serve.rpc import RpcServer
@@ -48,8 +49,6 @@ _LAST = 0.3
 """Seconds between the last connection and the end of those that have no request."""
 _BACKLOG = 2048
 """Connections that wait to be accepted, at most."""
-_WATCH = 1
-"""Seconds between two looks at a file that is watched."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,11 @@ class Options:
     threads: calls at a time; 0: as many as there are cores.
     connections: at a time; of gRPC, calls at a time.
     drain: seconds after SIGTERM while the server still takes new requests.
-    tls: files of the certificate with its chain, and of its key, in PEM; empty: there is no TLS.
+    tls: None: there is none. tokens: of which a request needs one; None: it needs none.
     control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
     keep_alive: seconds without a request after which a connection ends.
     sequences: the most at a time, of each state. idle: seconds before one ends, if the manifest does not say.
+    own_ids: whether the server makes the ids of all sequences.
     """
 
     delay: float | None = None
@@ -71,12 +71,14 @@ class Options:
     threads: int = 0
     connections: int = 1000
     drain: float = 5
-    tls: tuple[str, str] | tuple[()] = ()
+    tls: Certificates | None = None
+    tokens: Tokens | None = None
     control: bool = False
     watch: str = ""
     keep_alive: float = 75
     sequences: int = 64
     idle: float = IDLE
+    own_ids: bool = False
     limits: Limits = field(default_factory=Limits)
 
 
@@ -197,6 +199,7 @@ async def serve(
     ready: Callable[[Repository, str], None],
     grpc_address: str = "",
     probes: socket.socket | None = None,
+    control: socket.socket | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
 
@@ -206,11 +209,12 @@ async def serve(
     ready: called when the models are loaded, with them and the address for gRPC; "": there is none.
     grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
     probes: answers probes and gives metrics too, in a thread of its own, which waits for nothing else; None: none does.
+    control: takes requests too, and it alone those that load and unload models; None: `listener` takes these.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # each connection takes a descriptor, and the usual soft limit is 1,024
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    metrics, identity = Metrics(), _identity(options.watch)
+    metrics, first = Metrics(), identity(options.watch)
     count = options.threads or cores()
     with ThreadPoolExecutor(count, "stagec-call") as threads:
         free = asyncio.Semaphore(count)
@@ -225,15 +229,12 @@ async def serve(
             }
             return Repository(batchers, loaded.left_out, loaded.swapping, loaded.close)
 
-        sequences = Sequences(options.sequences, options.idle, metrics)
-        service = Service(metrics, options.limits, repository, options.control, sequences)
-        certificate, key = options.tls or (None, None)
+        sequences = Sequences(options.sequences, options.idle, metrics, options.own_ids)
+        service = Service(metrics, options.limits, repository, options.control, sequences, options.tokens)
+        service.control_port = control.getsockname()[1] if control else None
         application = Application(service)
-        config = _config(application, options, ssl_certfile=certificate, ssl_keyfile=key)
-        try:
-            config.load()  # reads certificate and key
-        except OSError as error:  # and of ssl
-            raise mistake(f"{' and '.join(options.tls)}: not a certificate and its key in PEM: {error}") from None
+        config = _config(application, options, **(options.tls.of_uvicorn() if options.tls else {}))
+        config.load()
         rpc = None
         if grpc_address:
             from stagec_serve.rpc import RpcServer  # it takes a while, and not everybody wants it
@@ -256,16 +257,19 @@ async def serve(
                 raise
             ready(service.repository, grpc_address)
             if options.watch:
-                await _watch(options.watch, identity, service)
+                await _watch(options.watch, first, service)
 
+        keeping = asyncio.create_task(options.tls.keep(config.ssl)) if options.tls and config.ssl else None
         starting = asyncio.create_task(start())
-        await server.serve([listener])
+        await server.serve([listener, *([control] if control else [])])
+        if keeping:
+            keeping.cancel()
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await starting
 
 
-def _config(application: Application, options: Options, **tls: str | None) -> uvicorn.Config:
+def _config(application: Application, options: Options, **tls: Any) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http=_protocol(options.limits.seconds),
@@ -279,7 +283,7 @@ def _config(application: Application, options: Options, **tls: str | None) -> uv
         h11_max_incomplete_event_size=MOST_HEADERS,
         timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
         backlog=_BACKLOG,
-        **tls,  # type: ignore[arg-type]
+        **tls,
     )
 
 
@@ -289,8 +293,8 @@ async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> 
     known: the identity of the file that is loaded.
     """
     while True:
-        await asyncio.sleep(_WATCH)
-        now = _identity(path)
+        await asyncio.sleep(LOOK)
+        now = identity(path)
         if now is None or now == known:
             continue
         known = now
@@ -300,15 +304,6 @@ async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> 
             service.metrics.log.error("the models stay as they are: %s", str(error).partition("\n")[0])
         except Exception as error:
             service.metrics.log.exception("the models stay as they are", exc_info=error)
-
-
-def _identity(path: str) -> tuple[int, ...] | None:
-    """Return a number that changes when a file is replaced; None if there is no file."""
-    try:
-        file = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return None
-    return file.st_dev, file.st_ino, file.st_mtime_ns, file.st_size
 
 
 class _Server(uvicorn.Server):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from stagec.core.builds.version import VERSION
 from stagec.core.messages.errors import StagecError
 from stagec.core.messages.refusal import Refusal
+from stagec_serve import access
 from stagec_serve.batching import Batcher
 from stagec_serve.encoding import InterfaceOf, Request, known_parameters
 from stagec_serve.metrics import Metrics
@@ -21,10 +23,10 @@ from stagec_serve.refusal import STATUS, RequestError
 from stagec_serve.sequences import Sequences, Step
 from stagec_serve.swapping import Swapping
 from stagec_serve.tensors import Interface
+from stagec_serve.trust import Tokens
 
 Answer = TypeVar("Answer")
-DIGEST = "stagec-digest"
-"""The header, or the metadata, of an answer with the digest of the model that gave it."""
+_EXTENSIONS = ("model_configuration", "sequence", "statistics", "parameters")
 _UNLOADED = "was unloaded by a client"
 _LARGE = 2**16
 """Requests of more bytes are read and written in a thread, so that other requests do not wait."""
@@ -36,11 +38,13 @@ class Limits:
 
     body: bytes of a request's body. bodies: bytes of all bodies that the server holds.
     seconds: for the body of a request to arrive, and then for its answer to be made.
+    strict: whether a parameter that the server does not know is an error.
     """
 
     body: int = 2**26
     bodies: int = 2**29
     seconds: float = 60
+    strict: bool = False
 
 
 @dataclass(eq=False)
@@ -87,6 +91,7 @@ class Service:
     """The models of a server.
 
     metrics, limits: of all requests. ending: whether the server ends: it is not ready any more.
+    control_port: the only one on which clients load and unload models; None: every one.
     repository: the models that are offered. loading: how far the first load is; "" when it is done.
     """
 
@@ -97,18 +102,20 @@ class Service:
         load: Callable[[], Repository],
         control: bool = False,
         sequences: Sequences | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         """There are no models before the first `reload`.
 
         load: loads the bundle as it is now; it takes long, and runs in a thread.
 
-        control: whether clients may load and unload models.
+        control: whether clients may load and unload models. tokens: of which a request needs one; None: it needs none.
         """
+        self.control_port: int | None = None
         self.metrics, self.limits = metrics, limits
         self.ending = False
         self.repository = Repository({}, {}, None, lambda: None)
         self.loading = "nothing is loaded"
-        self._load, self._control = load, control
+        self._load, self._control, self._tokens = load, control, tokens
         self._loading = asyncio.Lock()
         self._held = 0
         self._sequences = sequences or Sequences(1, 60, metrics)
@@ -123,9 +130,14 @@ class Service:
         if self.loading:
             self.loading = progress
 
+    def admit(self, headers: Mapping[str, str]) -> None:
+        """Raise RequestError ("token") for a request that needs a token and has none."""
+        if self._tokens is not None:
+            self._tokens.check(headers)
+
     def metadata(self, extensions: Sequence[str]) -> dict[str, Any]:
         """Return the protocol's metadata of a server. extensions: of the protocol, those of the caller."""
-        return {"name": "stagec", "version": VERSION, "extensions": [*extensions, "model_configuration", "sequence"]}
+        return {"name": "stagec", "version": VERSION, "extensions": [*extensions, *_EXTENSIONS]}
 
     def batcher(self, name: str, version: str | None) -> Batcher:
         """Return the queue of a model. version: None: any. Raises RequestError ("not-found", "unavailable")."""
@@ -148,6 +160,12 @@ class Service:
         """Return Triton's ModelConfig of a model."""
         return batcher.config(self._sequences.idle(batcher.model))
 
+    def statistics(self, name: str = "", version: str | None = None) -> dict[str, Any]:
+        """Return Triton's statistics of a model, or of all. Raises RequestError as `batcher`."""
+        batchers = [self.batcher(name, version)] if name else self.repository.batchers.values()
+        models = [(batcher.model.name, batcher.model.version) for batcher in batchers]
+        return {"model_stats": [self.metrics.statistics[model].told(model, version) for model, version in models]}
+
     def index(self, ready: bool = False) -> list[dict[str, str]]:
         """Return name, version, state and reason of each model. ready: of those that can be asked alone."""
         return [row for row in self._index() if not ready or row["state"] == "READY"]
@@ -160,8 +178,8 @@ class Service:
         for name, reason in repository.left_out.items():
             yield {"name": name, "state": "UNAVAILABLE", "reason": reason}
 
-    async def change(self, name: str, change: str, parameters: Mapping[str, Any]) -> None:
-        """Load or unload a model. change: "load" or "unload".
+    async def change(self, name: str, change: str, parameters: Mapping[str, Any], port: int | None = None) -> None:
+        """Load or unload a model. change: "load" or "unload". port: that the request came to; None: of gRPC.
 
         To load one that is offered already is to load the bundle's file again. parameters: of "load": the weights that
         it gets, as for `Swapping.load`; the bundle stays then. Raises RequestError ("unsupported", "not-found",
@@ -171,6 +189,8 @@ class Service:
         if not self._control:
             what = f"{name[:200]}: this server does not {change} models for clients; start it with --control"
             raise RequestError("unsupported", what)
+        if self.control_port not in (None, port):
+            raise RequestError("unsupported", f"{name[:200]}: this port does not {change} models; --control-port does")
         if self.loading:
             raise RequestError("unavailable", f"the server is not ready: {self.loading}")
         if change == "load" and parameters:
@@ -182,7 +202,7 @@ class Service:
             if repository is self.repository:
                 self._tell(repository)
             return
-        known_parameters(name, parameters, "unload_dependents")  # there are none
+        known_parameters(name, parameters, True, "unload_dependents")  # there are none
         if change == "load" and name not in repository.unloaded:
             assert repository.swapping is not None
             others = {model: given for model, given in repository.swapping.given.items() if model != name}
@@ -255,7 +275,9 @@ class Service:
         """Yield the queue of a model for one request, and count the request by its outcome. Raises as `batcher`."""
         chosen = Chosen(self.batcher(name, version), self.repository)
         status = 499  # a client that is gone, as nginx counts it
+        began = time.monotonic()
         chosen.repository.enter()
+        access.note(model=name)
         try:
             yield chosen
             status = 200
@@ -264,6 +286,8 @@ class Service:
             raise
         finally:
             self.metrics.requests.labels(name, status).inc()
+            outcome = "success" if status == 200 else "fail"
+            self.metrics.statistics[name].of[outcome].add(time.monotonic() - began)
             chosen.repository.leave()
 
     def hold(self, count: int, held: contextlib.ExitStack) -> None:
@@ -290,21 +314,30 @@ class Service:
         Raises RequestError ("timeout"), and the errors of these functions, `Sequences.begin` and `Batcher.call`.
         """
         name, seconds = chosen.batcher.model.name, self.limits.seconds
+        loop, of = asyncio.get_running_loop(), self.metrics.statistics[name].of
 
         def interface_of(step: Step | None) -> Interface:
             return self._living(chosen, step).batcher.model.interface
 
         with self.metrics.seconds.labels(name).time():
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(seconds) as limit:
+                    began = loop.time()
                     request = await maybe_in_thread(size, held, lambda: read(interface_of))
+                    of["compute_input"].add(loop.time() - began)
+                    if 0 < request.timeout < seconds:
+                        seconds = request.timeout
+                        limit.reschedule(began + seconds)
+                    access.note(id=request.request_id)
                     batcher, repository = self._living(chosen, request.step)
                     model, step, begin = batcher.model, request.step, None
                     if step is not None:
                         begin = functools.partial(self._sequences.begin, model, step, repository)
-                    results = await batcher.call(request.arrays, begin, model, held)
-                    size = sum(array.nbytes for array in results)
-                    return await maybe_in_thread(size, held, lambda: write(model, request, results))
+                    results = await batcher.call(request.arrays, begin, model, held, request.priority)
+                    size, began = sum(array.nbytes for array in results), loop.time()
+                    answer = await maybe_in_thread(size, held, lambda: write(model, request, results))
+                    of["compute_output"].add(loop.time() - began)
+                    return answer
             except TimeoutError:
                 raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
 

@@ -1,7 +1,9 @@
 """The queue of a model: which requests run as one call, and how a request leaves it."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -102,6 +104,22 @@ def test_nobody_is_passed_over(models: dict[str, Model]) -> None:
     assert run(models["predict"], work) == [("batch = 32", "3.0")]
 
 
+def test_priorities(models: dict[str, Model]) -> None:
+    """Of those that wait, 1 runs before 2, and these before the others; equal ones in their order."""
+
+    async def work(batcher: Batcher) -> None:
+        order: list[int] = []
+
+        async def call(priority: int) -> None:
+            await batcher.call(rows(32), priority=priority)
+            order.append(priority)
+
+        await asyncio.gather(*map(call, (0, 7, 1, 7, 0, 1)))
+        assert order == [1, 1, 7, 7, 0, 0]
+
+    assert run(models["predict"], work) == [("batch = 32", "6.0")]
+
+
 def test_requests_of_other_sizes_run_apart(models: dict[str, Model]) -> None:
     async def work(batcher: Batcher) -> None:
         given = [np.full((1, size), size, np.float32) for size in (2, 2, 3, 8, 2)]
@@ -190,5 +208,33 @@ def test_a_call_that_fails_is_an_error_of_each_request(served: Path, caplog: pyt
         results = await asyncio.gather(batcher.call(rows(1)), batcher.call(rows(2)), return_exceptions=True)
         assert [str(error) for error in results] == ["predict failed; the server's log says why: CallError"] * 2
         assert "predict: the bundle was closed" in caplog.text
+
+    assert run(model, work) == []
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_a_call_that_fails_keeps_no_arrays(served: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error has frames, and these have what was in them: no collector has to find the arrays of a request."""
+    bundle = stagec.load(served)
+    model = Model(bundle["predict"], "1", "batch")
+    bundle.close()
+    monkeypatch.setattr(Metrics.log, "disabled", True)  # pytest keeps each record, and its error
+
+    async def work(batcher: Batcher) -> None:
+        given = rows(count)
+        kept = weakref.ref(given[0])
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(RequestError, match="predict failed"):
+                await batcher.call(given)
+            del given
+            for _ in range(1000):  # the other parts leave the queue, and the pool's thread its call
+                await asyncio.sleep(0.01)
+                if kept() is None:
+                    break
+            assert kept() is None
+        finally:
+            gc.enable()
 
     assert run(model, work) == []

@@ -1,19 +1,27 @@
-"""The log of a server: nothing waits for its readers, and equal lines end."""
+"""The log of a server: nothing waits for its readers, and equal lines end; and its log of requests.
+
+Modules: `stagec_serve/access.py`.
+"""
 
 import contextlib
+import http.client
 import io
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
-from compiler.extensions.serve.tests.processes import INFER, REQUEST, serving, until
-from stagec_serve import logs
+from compiler.extensions.serve.tests.processes import INFER, INPUT, REQUEST, serving, until
+from compiler.extensions.serve.tests.test_rpc import inputs
+from stagec_serve import access, logs
 
 
 def logger_to(stream: io.TextIOBase, as_json: bool = False) -> tuple[logging.Logger, logs.Handler]:
@@ -83,3 +91,63 @@ def test_a_server_whose_log_nobody_reads_answers(served: Path) -> None:
         until(lambda: server.descriptors() < 60)
         lines = server.end(signal.SIGINT).splitlines()
     assert 10 < len([line for line in lines if "Invalid HTTP request received." in line]) < 200
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_a_line_for_each_request(served: Path) -> None:
+    """Both protocols, also what is refused; more of them than equal lines may be."""
+    given = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "x-request-id": "mine"}
+    with serving(served, "--access-log", "--json-logs", "--grpc-port", "0") as server:
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+        connection.request("POST", INFER, json.dumps({**REQUEST, "id": "a b"}), given)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.headers["x-request-id"] == "mine"
+        connection.close()
+        for _ in range(30):
+            server.ask("GET", "/v2/health/live")
+        server.ask("POST", INFER, {"inputs": []})
+        server.ask("GET", "/none%0Ahere")
+        large = {"inputs": [{**INPUT, "shape": [40, 16], "data": [1] * 640}]}
+        server.ask("POST", INFER, large)
+        with triton.InferenceServerClient(server.grpc) as client:
+            client.infer("predict", inputs(), request_id="7", headers=given)
+            with pytest.raises(InferenceServerException):
+                client.get_model_metadata("none")
+        lines = [json.loads(line) for line in server.end(signal.SIGINT).splitlines()]
+    rows = [line for line in lines if line["logger"] == access.LOGGER]
+    assert len(rows) == 36
+    for row in rows:
+        assert set(row) - {"time", "level", "logger", "request"} <= {*access.FIELDS}
+        assert 0 <= row["ms"] < 60_000
+    first, *lives, refused, none, parts, rpc, rpc_none = rows
+    shown = {"status": 200, "request_id": "mine", "id": "a b", "trace": TRACE, "model": "predict", "rows": 3}
+    assert first.items() >= {"request": f"POST {INFER}", **shown, "batch": 3}.items()
+    assert first["client"].startswith("127.0.0.1:")
+    assert {(row["request"], row["status"]) for row in lives} == {("GET /v2/health/live", 200)}
+    assert len({row["request_id"] for row in lives}) == 30
+    assert refused.items() >= {"status": 400, "model": "predict"}.items()
+    assert none.items() >= {"status": 404, "request": "GET /none\nhere"}.items()
+    assert parts.items() >= {"rows": 40, "batch": 8}.items()  # of the last part
+    assert rpc.items() >= {"request": "ModelInfer", **shown, "status": "OK", "id": "7", "batch": 3}.items()
+    assert rpc_none.items() >= {"request": "ModelMetadata", "status": "NOT_FOUND"}.items()
+
+
+def test_lines_as_text_are_lines(served: Path) -> None:
+    with serving(served, "--access-log") as server:
+        server.ask("GET", "/none%0Ahere", None, x_request_id="a status=200")
+        log = server.end(signal.SIGINT)
+    (line,) = [line for line in log.splitlines() if access.LOGGER in line]
+    pattern = (
+        r".* INFO stagec_serve.access: 'GET /none\\nhere' status=404 ms=\S+ client=127.0.0.1:\d+ "
+        r"request_id='a status=200'"
+    )
+    assert re.fullmatch(pattern, line), line
+
+
+def test_there_is_no_such_line_unless_it_is_asked_for(served: Path) -> None:
+    with serving(served) as server:
+        server.ask("GET", "/v2/health/live")
+        assert access.LOGGER not in server.end(signal.SIGINT)

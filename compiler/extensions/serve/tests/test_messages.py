@@ -50,7 +50,8 @@ def test_messages_are_those_of_the_protocol(method: str) -> None:
     assert mine.full_name == source.full_name
     for name, kind in ("Request", "input_type"), ("Response", "output_type"):
         assert_part(getattr(mine, kind), getattr(source, kind))
-        assert getattr(mine, kind) == messages.classes()[f"{method}{name}"].DESCRIPTOR
+        called = "ModelInferRequest" if (method, name) == ("ModelStreamInfer", "Request") else f"{method}{name}"
+        assert getattr(mine, kind) == messages.classes()[called].DESCRIPTOR
 
 
 def request(**fields: Any) -> Any:
@@ -60,7 +61,9 @@ def request(**fields: Any) -> Any:
 
 
 def read(model: Model, message: Any) -> messages.Request:
-    return messages.read(messages.parse("ModelInferRequest", message.SerializeToString()), lambda _: model.interface)
+    return messages.read(
+        messages.parse("ModelInferRequest", message.SerializeToString()), True, lambda _: model.interface
+    )
 
 
 def test_raw_and_typed_contents_are_the_same(models: dict[str, Model]) -> None:
@@ -88,11 +91,11 @@ def test_a_typed_integer_that_its_dtype_cannot_hold(field: str, name: str, data:
     message = messages.classes()["ModelInferRequest"](inputs=[given_])
     limits = np.iinfo(dtype)
     if all(limits.min <= value <= limits.max for value in values):
-        (array,) = messages.read(message, lambda _: Interface((tensor,), ())).arrays
+        (array,) = messages.read(message, True, lambda _: Interface((tensor,), ())).arrays
         assert (array.dtype, array.tolist()) == (dtype, values)
     else:
         with pytest.raises(RequestError, match=f"x: data has a number that {name} cannot hold"):
-            messages.read(message, lambda _: Interface((tensor,), ()))
+            messages.read(message, True, lambda _: Interface((tensor,), ()))
 
 
 TENSOR: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [2, 16]}
@@ -119,7 +122,9 @@ TENSOR: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [2, 16]}
             "x: contents has fp64_contents; expected fp32_contents for FP32",
         ),
         ({"outputs": [{"name": "y"}]}, "'y' is not an output; the outputs are result['label'], result['logits']"),
-        ({"parameters": {"timeout": {"int64_param": 7}}}, "the request: no parameter 'timeout' is supported"),
+        ({"parameters": {"tmeout": {"int64_param": 7}}}, "the request: no parameter 'tmeout' is supported"),
+        ({"parameters": {"timeout": {"int64_param": -7}}}, "timeout is -7; expected a whole number"),
+        ({"parameters": {"priority": {"string_param": "1"}}}, "priority is '1'; expected a whole number"),
         ({"inputs": [{**TENSOR, "parameters": {"a": {}}}]}, "x: no parameter 'a' is supported"),
         (
             {"parameters": {"binary_data_output": {"bool_param": False}}},
@@ -135,6 +140,17 @@ def test_what_is_refused(models: dict[str, Model], fields: dict[str, Any], text:
     with pytest.raises(RequestError) as error:
         read(models["predict"], request(**fields))
     assert str(error.value) == text
+
+
+def test_unknown_parameters_are_passed_over(models: dict[str, Model]) -> None:
+    tensor = {**TENSOR, "parameters": {"a": {}}}
+    message = request(inputs=[tensor], parameters={"b": {"bool_param": True}, "timeout": {"int64_param": 5}})
+    interface = models["predict"].interface
+    got = messages.read(message, False, lambda _: interface)
+    assert (got.timeout, got.priority) == (5e-6, 0)
+    shared = request(inputs=[{**TENSOR, "parameters": {"shared_memory_region": {"string_param": "a"}}}])
+    with pytest.raises(RequestError, match="x: no parameter 'shared_memory_region' is supported"):
+        messages.read(shared, False, lambda _: interface)
 
 
 def test_a_datatype_without_typed_contents(models: dict[str, Model]) -> None:

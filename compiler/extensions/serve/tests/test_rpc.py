@@ -1,6 +1,7 @@
 """A server over gRPC, with Triton's client: what it answers, and what ends a call."""
 
 import json
+import queue
 import random
 import signal
 import socket
@@ -18,6 +19,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import stagec
 from compiler.extensions.serve.tests.processes import Server, X, refused, serving, threads, until
@@ -87,14 +91,20 @@ def test_both_protocols_say_the_same(client: Any, server: Server) -> None:
         (lambda c: c.infer("predict", inputs(), model_version="2"), "NOT_FOUND", "predict has version 1.2.0 and no"),
         (lambda c: c.infer("turned", inputs()), "UNAVAILABLE", "z is c64[4], and the Open Inference Protocol"),
         (lambda c: c.infer("predict", inputs(name="y")), "INVALID_ARGUMENT", "'y' is not an input; the inputs are x"),
-        (lambda c: c.infer("predict", inputs(), priority=3), "UNIMPLEMENTED", "no parameter 'priority' is supported"),
+        (
+            lambda c: c.infer("predict", inputs(), outputs=[triton.InferRequestedOutput("result['label']", 2)]),
+            "UNIMPLEMENTED",
+            "no parameter 'classification' is supported",
+        ),
+        (lambda c: c.infer("predict", inputs(), timeout=1), "DEADLINE_EXCEEDED", "predict took over 1e-06 seconds"),
         (
             lambda c: c.load_model("predict"),
             "UNIMPLEMENTED",
             "predict: this server does not load models for clients; start it with --control",
         ),
         (lambda c: c.get_model_config("none"), "NOT_FOUND", "there is no model none"),
-        (lambda c: c.get_inference_statistics(), "UNIMPLEMENTED", "Method not found!"),
+        (lambda c: c.get_inference_statistics("none"), "NOT_FOUND", "there is no model none"),
+        (lambda c: c.get_trace_settings(), "UNIMPLEMENTED", "Method not found!"),
     ],
 )
 def test_what_is_refused(client: Any, ask: Any, code: str, text: str) -> None:
@@ -104,6 +114,111 @@ def test_what_is_refused(client: Any, ask: Any, code: str, text: str) -> None:
     assert text in error.value.message()
 
 
+def test_a_stream(client: Any, bundle: stagec.Bundle) -> None:
+    """Answers in the order of requests, and an error is one of them."""
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    for number, name in enumerate(("x", "y", "x")):
+        client.async_stream_infer(
+            "predict", inputs(name=name), request_id=str(number), enable_empty_final_response=True
+        )
+    first, (none, error), last = (answers.get(timeout=60) for _ in range(3))
+    for number, (result, nothing) in ((0, first), (2, last)):
+        assert nothing is None
+        told = result.get_response()
+        assert told.id == str(number)
+        assert told.parameters["triton_final_response"].bool_param
+        assert told.parameters["stagec-digest"].string_param == bundle.digest
+        np.testing.assert_array_equal(result.as_numpy("result['logits']"), expected(bundle, X, 8), strict=True)
+    assert none is None
+    assert "'y' is not an input; the inputs are x" in str(error)
+    client.stop_stream()
+
+
+def test_bytes_that_are_no_message_of_a_stream(server: Server) -> None:
+    parsed = messages.classes()["ModelStreamInferResponse"].FromString
+    answers = [parsed(body).error_message for body in raw_call(server, "ModelStreamInfer", iter([b"\xff\xff", b""]))]
+    assert answers[0].startswith("the message is not a ModelInferRequest")
+    assert answers[1].startswith("there is no model ;")
+
+
+def test_the_end_does_not_wait_for_a_stream(served: Path) -> None:
+    with serving(served, "--grpc-port", "0") as server, triton.InferenceServerClient(server.grpc) as client:
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("predict", inputs())
+        assert answers.get(timeout=60)[1] is None
+        server.end()
+        client.stop_stream()
+
+
+def test_statistics_of_both_protocols(served: Path) -> None:
+    with (
+        serving(served, "--grpc-port", "0", "--delay", "0") as server,
+        triton.InferenceServerClient(server.grpc) as client,
+        tritonclient.http.InferenceServerClient(server.address) as http,
+    ):
+        before = time.time() * 1000
+        for _ in range(2):
+            client.infer("predict", inputs())
+        with pytest.raises(triton.InferenceServerException):
+            client.infer("predict", inputs(name="y"))
+        (row,) = http.get_inference_statistics("predict")["model_stats"]
+        assert row == http.get_inference_statistics("predict", "1.2.0")["model_stats"][0]
+        assert (row["inference_count"], row["execution_count"], row["version"]) == (6, 2, "1.2.0")
+        assert before < row["last_inference"] < time.time() * 1000
+        took = row["inference_stats"]
+        counts = {kind: times["count"] for kind, times in took.items()}
+        two = dict.fromkeys(("success", "queue", "compute_input", "compute_infer", "compute_output"), 2)
+        assert counts == {**two, "fail": 1}
+        parts = sum(took[kind]["ns"] for kind in two if kind != "success")
+        assert 0 < parts < took["success"]["ns"] < 60 * 10**9
+        assert row["batch_stats"] == [{"batch_size": 3, "compute_infer": took["compute_infer"]}]
+        told = client.get_inference_statistics("predict", as_json=True)["model_stats"]
+        assert told[0]["inference_stats"]["success"] == {key: str(value) for key, value in took["success"].items()}
+        names = {row["name"] for row in http.get_inference_statistics()["model_stats"]}
+        assert names == {row.name for row in client.get_inference_statistics().model_stats} > {"predict", "add"}
+
+
+def test_probes_of_grpc(served: Path) -> None:
+    """As Kubernetes and Envoy ask: once, or for all changes."""
+    service = messages.service().full_name
+    with serving(served, "--grpc-port", "0", "--drain", "2") as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", service):
+            assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
+        with pytest.raises(grpc.RpcError) as error:
+            stub.Check(health_pb2.HealthCheckRequest(service="none"))
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND
+        watched = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=60)
+        assert next(watched).status == 1
+        server.send(signal.SIGTERM)
+        assert next(watched).status == 2
+        assert stub.Check(health_pb2.HealthCheckRequest()).status == 2
+        watched.cancel()
+
+
+def test_what_grpcurl_asks(server: Server) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {*database.get_services()} >= {messages.service().full_name, "grpc.health.v1.Health"}
+        pool = DescriptorPool(database)
+        described = pool.FindServiceByName(messages.service().full_name)
+        assert {*described.methods_by_name} == {*messages.service().methods_by_name}
+        assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name["Check"]
+
+
+def test_compressed_messages(client: Any, served: Path) -> None:
+    for algorithm in ("gzip", "deflate"):
+        answer = client.infer("predict", inputs(), compression_algorithm=algorithm)
+        assert answer.as_numpy("result['logits']").shape == (3, 5)
+    zeros = inputs(np.zeros((2**15, 16), np.float32))  # 2 MiB, which are 2 KiB
+    with serving(served, "--grpc-port", "0", "--body", "1") as small:
+        with triton.InferenceServerClient(small.grpc) as other, pytest.raises(triton.InferenceServerException) as error:
+            other.infer("predict", zeros, compression_algorithm="gzip")
+        assert error.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+
+
 def raw_call(server: Server, method: str, bodies: Any, timeout: float = 30) -> Any:
     """Call a method with bytes that need not be a message."""
     with grpc.insecure_channel(server.grpc) as channel:
@@ -111,7 +226,7 @@ def raw_call(server: Server, method: str, bodies: Any, timeout: float = 30) -> A
         return [*call(bodies, timeout=timeout)]
 
 
-@pytest.mark.parametrize("method", messages.service().methods_by_name)
+@pytest.mark.parametrize("method", sorted({*messages.service().methods_by_name} - {"ModelStreamInfer"}))
 @pytest.mark.parametrize(("bodies", "text"), [([], "needs a message"), ([b"\xff\xff"], "the message is not a ")])
 def test_bytes_that_are_no_message(server: Server, method: str, bodies: list[bytes], text: str) -> None:
     with pytest.raises(grpc.RpcError) as error:

@@ -211,6 +211,7 @@ def test_limits_of_number_and_of_time(models: dict[str, Model]) -> None:
         ({"sequence_id": True}, "sequence_id is True; expected a whole number or a short string"),
         ({"sequence_id": "a" * 201}, "sequence_id is '"),
         ({"sequence_id": 1, "sequence_start": 1}, "sequence_start is 1; expected true or false"),
+        ({"sequence_id": "new"}, "sequence_id is new, which is for sequence_start alone: send the answer's"),
         ({"sequence_end": True}, "sequence_start and sequence_end need a sequence_id, which is not 0"),
     ],
 )
@@ -280,6 +281,40 @@ def test_tritonclient(server: Server, clients: Any) -> None:
     for sequence in (2**40, "a b"):
         np.testing.assert_array_equal(ask("peek", "result", sequence, sequence_end=True), 3 * ONES)
     assert server.counted("stagec_sequences{") == 0
+
+
+def test_the_server_makes_ids(served: Path) -> None:
+    """Nobody can guess them; with --own-ids there are no others."""
+    assert step_of({"sequence_id": "new", "sequence_start": True}) != step_of(
+        {"sequence_id": "new", "sequence_start": True}
+    )
+    with (
+        serving(served, "--grpc-port", "0", "--own-ids") as server,
+        tritonclient.http.InferenceServerClient(server.address) as by_http,
+        tritonclient.grpc.InferenceServerClient(server.grpc) as by_rpc,
+    ):
+        made = set()
+        for client, module in ((by_http, tritonclient.http), (by_rpc, tritonclient.grpc)):
+            tensor = module.InferInput("x", [3], "FP32")
+            tensor.set_data_from_numpy(ONES)
+            for _ in range(2):
+                told = client.infer("add", [tensor], sequence_id="new", sequence_start=True).get_response()
+                parameters = told["parameters"] if client is by_http else told.parameters
+                given = parameters["sequence_id"] if client is by_http else parameters["sequence_id"].string_param
+                made.add(given)
+                answer = client.infer("add", [tensor], sequence_id=given)
+                np.testing.assert_array_equal(answer.as_numpy("doubled"), 2 * ONES)
+                told = answer.get_response()
+                assert not told.get("parameters") if client is by_http else not told.parameters
+            for chosen in (7, "mine"):
+                with pytest.raises(
+                    tritonclient.utils.InferenceServerException, match="cannot begin: this server makes"
+                ):
+                    client.infer("add", [tensor], sequence_id=chosen, sequence_start=True)
+            answer = client.infer("add", [tensor], sequence_id=given, sequence_start=True, sequence_end=True)
+            np.testing.assert_array_equal(answer.as_numpy("doubled"), 0 * ONES)
+        assert len(made) == 4
+        assert min(map(len, made)) >= 22
 
 
 def test_functions_share_a_state_of_the_same_arrays_alone(models: dict[str, Model]) -> None:

@@ -6,6 +6,7 @@ Modules: `stagec_serve/commands/serve.py`, `stagec_serve/metrics.py`, `stagec_se
 
 import contextlib
 import functools
+import gzip
 import http.client
 import json
 import os
@@ -156,9 +157,43 @@ def test_a_body_in_chunks(server: Server) -> None:
     assert server.ask("POST", INFER, iter([data[:100], data[100:]]))[0] == 200
 
 
-def test_a_compressed_body_is_refused(server: Server) -> None:
-    status, answer = server.ask("POST", INFER, b"\x1f\x8b", content_encoding="gzip")
-    assert (status, answer) == (415, {"error": "a compressed body is not supported: send it as it is"})
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_a_compressed_body(server: Server, bundle: stagec.Bundle, algorithm: str) -> None:
+    with triton.InferenceServerClient(server.address) as client:
+        answer = client.infer("predict", inputs(), request_compression_algorithm=algorithm)
+        np.testing.assert_array_equal(answer.as_numpy("result['logits']"), expected(bundle, X, 8), strict=True)
+    body = gzip.compress(json.dumps(REQUEST).encode())
+    for given, encoded, status, text in (
+        (body, "br", 415, "the encoding of a body is gzip, deflate or identity"),
+        (body[:-9], "gzip", 400, "the body ends before its compressed data"),
+        (body + b"x", "gzip", 400, "bytes follow the body's compressed data"),
+        (b"\x1f\x8b" + body, "gzip", 400, "the body is not what its encoding says: "),
+    ):
+        told, answer = server.ask("POST", INFER, given, content_encoding=encoded)
+        assert (told, answer["error"][: len(text)]) == (status, text)
+
+
+def test_what_a_compressed_body_becomes_is_limited(served: Path) -> None:
+    bomb = gzip.compress(bytes(2**28))  # 256 KiB
+    for options, status in ((("--body", "16"), 413), (("--memory", "16"), 429)):
+        with serving(served, *options) as server:
+            memory = server.memory()
+            for _ in range(3):
+                assert server.ask("POST", INFER, bomb, content_encoding="gzip")[0] == status
+            assert server.memory() - memory < 2**26
+            assert server.ask("POST", INFER, REQUEST)[0] == 200
+
+
+def test_parameters_of_requests(served: Path, server: Server) -> None:
+    def ask(of: Server, **parameters: object) -> tuple[int, Any]:
+        return of.ask("POST", INFER, {**REQUEST, "parameters": parameters})
+
+    assert ask(server, priority=1, timeout=10**7, other="x")[0] == 200
+    assert ask(server, timeout=1) == (504, {"error": "predict took over 1e-06 seconds"})
+    assert ask(server, priority="x") == (400, {"error": "priority is 'x'; expected a whole number"})
+    with serving(served, "--strict") as strict:
+        assert ask(strict, priority=1)[0] == 200
+        assert ask(strict, other="x") == (501, {"error": "the request: no parameter 'other' is supported"})
 
 
 def test_clients_share_calls_and_nobody_sees_it(server: Server, bundle: stagec.Bundle) -> None:

@@ -16,14 +16,11 @@ _SHOWN = 60
 """Characters of a string from a file that a message shows."""
 
 
-def parse(
-    text: bytes | str, most: int, most_values: int | None = None, whole: Callable[[str], Any] | None = None
-) -> Any:
+def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
     """Return the value of a JSON string of at most that many bytes. It takes time and memory by its length alone.
 
     most_values: the most values, counted by commas and brackets, because a small string may be large in memory. None:
         no limit.
-    whole: returns the value of a whole number, as it is written; None: an `int` of 64 bits with a sign.
     Raises ValueError for one that is longer, is not UTF-8, has a key twice in an object, NaN, an infinite number, a
     whole number of more than 64 bits or half of a surrogate pair, or is nested deeper than DEEPEST.
     """
@@ -36,7 +33,7 @@ def parse(
         value = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_int=whole or _whole,
+            parse_int=_whole,
             parse_float=_real,
             parse_constant=_constant,
         )

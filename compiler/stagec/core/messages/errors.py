@@ -94,9 +94,11 @@ def blaming(
 
 
 _EXTRA = {
-    **{name: name for name in ("cryptography", "flatbuffers", "jax", "pydantic", "uvicorn")},
+    **{name: name for name in ("cryptography", "flatbuffers", "jax", "orjson", "pydantic", "uvicorn")},
     "google": "protobuf",
     "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
     "prometheus_client": "prometheus-client",
 }
 """The packages that only a part of stagec needs: the name to import, and the name to install."""

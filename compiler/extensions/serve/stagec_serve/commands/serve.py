@@ -29,6 +29,10 @@ OPTIONS = {
     ),
     "[--tls-cert FILE]": value("TLS: the certificate and those that signed it, in PEM", ""),
     "[--tls-key FILE]": value("the certificate's key, in PEM", ""),
+    "[--tls-clients FILE]": value(
+        "TLS: clients need a certificate that one of these has signed, in PEM; not for --probe-port", ""
+    ),
+    "[--token-file FILE]": value("requests, but for probes, need a token that is a line of this file", ""),
     "[--key KEY]...": "a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
     "[--policy {executable_only,allow_compile}]": value(
         "allow_compile: compile at the start what has no executable for this machine (default: executable_only)",
@@ -55,6 +59,8 @@ OPTIONS = {
         60,
         more_than_0,
     ),
+    "[--own-ids]": "make the id of each sequence, which is a secret, and let clients choose none",
+    "[--strict]": "refuse requests with parameters that the server does not know",
     "[--threads THREADS]": value(
         "calls that run at a time (default: as many as there are cores, or its cgroup may use)", 0, at_least(0)
     ),
@@ -64,6 +70,10 @@ OPTIONS = {
     "[--drain S]": value("seconds after SIGTERM in which new requests are still answered (default: 5)", 5, at_least(0)),
     "[--watch]": "load the bundle again when its file is another one, without a pause",
     "[--json-logs]": "log a JSON object a line on stderr",
+    "[--access-log]": "log a line for each request too",
+    "[--control-port PORT]": value(
+        "as --control, and on this port alone, which takes other requests too; 0: any that is free", None, at_least(0)
+    ),
     "[--control]": "let clients load and unload models, and change weights",
 }
 
@@ -78,10 +88,15 @@ def run(options: Options) -> None:
     from stagec_serve import logs, server
     from stagec_serve.service import Limits, Repository
     from stagec_serve.swapping import Swapping, adapted
+    from stagec_serve.trust import Certificates, Tokens
 
-    logs.log_to(sys.stderr, options.json_logs)
+    logs.log_to(sys.stderr, options.json_logs, options.access_log)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise mistake("--tls-cert and --tls-key go together", "give both, or neither")
+    if options.tls_clients and not options.tls_cert:
+        raise mistake("--tls-clients needs --tls-cert and --tls-key", "give all three")
+    tls = Certificates(options.tls_cert, options.tls_key, options.tls_clients) if options.tls_cert else None
+    tokens = Tokens(options.token_file) if options.token_file else None
     adapters = dict(word.partition("=")[::2] for word in options.adapter)
     for name, file in adapters.items():
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not file:
@@ -90,6 +105,7 @@ def run(options: Options) -> None:
             raise mistake(what, "write for example --adapter french=french.safetensors")
     keys = options.key or None
     listener = server.listen(options.host, options.port, options.socket)
+    control = None if options.control_port is None else server.listen(options.host, options.control_port)
     probes = None if options.probe_port is None else server.listen(options.host, options.probe_port)
 
     def opened(tell: server.Tell) -> server.Loaded:
@@ -124,13 +140,14 @@ def run(options: Options) -> None:
             for name, model in models.items()
         }
         rpc = [f"listening on grpc://{grpc}"] if grpc else []
+        rpc += [f"control on {scheme}://{shown}:{control.getsockname()[1]}"] if control else []
         rpc += [f"probes on http://{shown}:{probes.getsockname()[1]}"] if probes else []
         text = "".join(f"{line}\n" for line in (*_lines(models, left_out), *rpc, f"listening on {address}"))
         told = {"kind": "serve", "address": address, "grpc": grpc, "models": value, "left_out": left_out}
         Answer(told, text).tell(options.json)
         sys.stdout.flush()
 
-    limits = Limits(options.body * 2**20, options.memory * 2**20, options.timeout)
+    limits = Limits(options.body * 2**20, options.memory * 2**20, options.timeout, options.strict)
     how_it_runs = server.Options(
         None if options.delay is None else options.delay / 1000,
         options.queue,
@@ -138,16 +155,18 @@ def run(options: Options) -> None:
         connections=options.connections,
         drain=options.drain,
         keep_alive=options.keep_alive,
-        tls=(options.tls_cert, options.tls_key) if options.tls_cert else (),
-        control=options.control,
+        tls=tls,
+        tokens=tokens,
+        control=options.control or control is not None,
         watch=options.bundle if options.watch else "",
         sequences=options.sequences,
         idle=options.idle,
+        own_ids=options.own_ids,
         limits=limits,
     )
     rpc = "" if options.grpc_port is None else f"{shown}:{options.grpc_port}"
     rpc = f"unix:{options.grpc_socket}" if options.grpc_socket else rpc
-    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc, probes))
+    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc, probes, control))
 
 
 def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:
