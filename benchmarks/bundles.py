@@ -47,12 +47,12 @@ def build(function: str, folder: Path, sized: bool = False, compiler_options: Ma
         name, spec = _specified(artifact, folder)
         words = ("--output", f"{name}.exported", "--description", f"{name}.exported.json", "--import-root", str(ROOT))
         _stagec(folder, "export", "--spec", spec, *words)
-        arguments += ["--export", f"{name}={name}.exported={spec}={name}.exported.json"]
+        arguments += ["--export", f"{name}:{name}.exported:{spec}:{name}.exported.json"]
     for artifact in plan["executables"]:
         name, spec = _specified(artifact, folder)
         words = ("--output", f"{name}.xla", "--description", f"{name}.json", "--module", f"{name}.mlirbc")
         _stagec(folder, "compile", "--spec", spec, "--exported", f"{artifact['export']}.exported", *words)
-        arguments += ["--executable", f"{name}={name}.xla={name}.json={name}.mlirbc"]
+        arguments += ["--executable", f"{name}:{name}.xla:{name}.json:{name}.mlirbc"]
     cached: list[str] = []
     exports = {artifact["name"]: f"{artifact['name']}.spec" for artifact in plan["exports"]}
     for artifact in plan["executables"]:
@@ -61,7 +61,7 @@ def build(function: str, folder: Path, sized: bool = False, compiler_options: Ma
         _stagec(folder, "export", "--spec", exports[artifact["export"]], *words)
         words = ("--jax-key", f"{name}.key", "--output", f"{name}.jax.xla", "--jax-entry", f"{name}.jax.json")
         _stagec(folder, "compile", "--spec", f"{name}.spec", *words)
-        cached += ["--entry", f"{name}={name}.jax.json={name}.jax.xla"]
+        cached += ["--entry", f"{name}:{name}.jax.json:{name}.jax.xla"]
     _stagec(folder, "jax-cache", "--output", "jax_cache", *cached)
     _stagec(folder, "bundle", "--name", "functions", "--version", "1.0.0", "--output", "functions.aot", *arguments)
     return folder / "functions.aot"
@@ -72,13 +72,12 @@ def repeat(bundle: Path, count: int, out: Path) -> None:
 
     The others cannot run: their members are short.
     """
-    from stagec.bundle.archive import INDEX, Archive, encode_index, members_table, pieces
+    from stagec.bundle import archive as archives
 
-    archive = Archive(bundle)
-    index = dict(archive.index)
-    ((name, function),) = index["functions"].items()
-    members: dict[str, bytes] = {member: archive[member] for member in index["members"]}
-    index["functions"] = {name: function}
+    archive = archives.Archive(bundle)
+    ((name, function),) = archive.index["functions"].items()
+    members: dict[str, archives.Content] = {member: archive[member] for member in archive.index["members"]}
+    functions = {name: function}
     for number in range(1, count):
         other = f"{name}_{number}"
 
@@ -89,11 +88,9 @@ def repeat(bundle: Path, count: int, out: Path) -> None:
         keys = ("executable", "description", "stablehlo")
         executables = [{**entry, **{key: own(entry[key]) for key in keys}} for entry in function["executables"]]
         copied = {**function, "function": other, "executables": executables, "exported": own(function["exported"])}
-        index["functions"][other] = {**copied, "description": own(function["description"])}
-    members = dict(sorted(members.items()))
-    index["members"] = members_table(members)
+        functions[other] = {**copied, "description": own(function["description"])}
     with out.open("wb") as file:
-        for piece in pieces({INDEX: encode_index(index), **members}):
+        for piece in archives.pieces(archives.bundle({**archive.index, "functions": functions}, members)):
             file.write(piece)
 
 

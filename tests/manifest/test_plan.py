@@ -741,6 +741,7 @@ def test_golden(tmp_path: Path) -> None:
     planned = plan_of(HEAD + function + given, tmp_path).exports[0].spec.golden
     assert planned == {
         "seed": 0,
+        "optimized": False,
         "inputs": "data/golden.npz",
         "bucket": {"m": 3, "n": 8},
         "rtol": None,

@@ -215,20 +215,18 @@ def open_signed(
     keys: Iterable[Key],
     threshold: int = 1,
     signature: str | Path | Sequence[str | Path] | None = None,
-    whole: bool = True,
 ) -> Archive:
     """Open a bundle that enough of `keys` signed. Before the check, it reads only the places of the members.
 
     The signed statement has the digest of the index and of every member. So the archive hands out only signed bytes: it
     compares each member with the digest in the index.
-    keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`. whole: as
-    for `Archive`.
+    keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`.
     Raises LoadError: "signature" when a signature is missing, wrong or for other content; "key" when a key cannot be
     read; "cryptography" when that package is not installed; and the errors of `Archive`.
     """
     given = (signature,) if isinstance(signature, str | Path) else signature or ()
     vouching = Vouching(path, keys, threshold, given)
-    archive = Archive(path, vouch=vouching, whole=whole)
+    archive = Archive(path, vouch=vouching)
     vouching.check(archive)
     return archive
 
@@ -248,7 +246,7 @@ def subjects(archive: Indexed) -> dict[str, str]:
     members = {name: entry["sha256"] for name, entry in archive.index["members"].items()}
     digests = {INDEX: hashlib.sha256(archive.encoded_index).hexdigest(), **members}
     inside = {f"{bundle_name(archive)}/{name}": digest for name, digest in digests.items()}
-    return inside | {name: file["sha256"] for name, file in archive.index.get("weights_files", {}).items()}
+    return inside | {name: file["sha256"] for name, file in archive.index["weights_files"].items()}
 
 
 def bundle_name(archive: Indexed) -> str:
