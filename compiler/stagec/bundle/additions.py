@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagec.bundle import index as bundle_index
 from stagec.bundle.archive import INDEX, Archive, Content, Stored, encode_index, pieces, read_index
@@ -56,6 +56,10 @@ class Base:
         if state.hexdigest() != self.sha256:
             what = f"the bundle that it was added to has the sha256 {self.sha256}, and not {state.hexdigest()}"
             raise LoadError("digest", f"{self.path}: {what}")
+
+
+Indexed: TypeAlias = Archive | Base
+"""A bundle, or its state before an addition."""
 
 
 def extended(

@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stagec.bundle import index
 from stagec.bundle.functions import Functions, split
@@ -230,28 +230,6 @@ def read_index(data: bytes, check: Callable[[Any], None], path: str, sizes: Mapp
 
 _MEMBERS = json_shapes.table(json_shapes.sha256)
 """Shape of the key "members" of the index of every kind of archive."""
-
-
-class Indexed(Protocol):
-    """A bundle, or its state before an addition.
-
-    path: of the file. index: the content of its index; encoded_index: its bytes.
-    """
-
-    @property
-    def path(self) -> str:
-        """Return the path."""
-        ...
-
-    @property
-    def index(self) -> Mapping[str, Any]:
-        """Return the index."""
-        ...
-
-    @property
-    def encoded_index(self) -> bytes:
-        """Return its bytes."""
-        ...
 
 
 class Archive:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagec.bundle.archive import INDEX, Archive, Indexed
+from stagec.bundle.archive import INDEX, Archive
 from stagec.core.data import strict_json
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees import json_shapes
@@ -25,13 +25,14 @@ from stagec.trust.keys import Key, is_signed, read_keys
 from stagec.trust.model_signing import SignedModel
 
 if TYPE_CHECKING:
+    from stagec.bundle.additions import Indexed
     from stagec.trust.keys import PublicKey
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 """The type of a statement about how its subjects were built. Signatures of other types do not count."""
 BUILD_TYPE = "urn:stagec:build:bazel:1"
-"""The meaning of the predicate's parameters: docs/build-type.md. 1 (November 2026): the first."""
+"""The meaning of the predicate's parameters: docs/build-type.md."""
 ADDITION_TYPE = "urn:stagec:build:add-jaxlib:1"
 """The same for a bundle that `stagec add-jaxlib` made from another."""
 SUFFIX = ".dsse.json"

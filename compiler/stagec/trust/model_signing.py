@@ -21,7 +21,7 @@ from stagec.trust import keys
 from stagec.trust.dsse import PAYLOAD_TYPE, pae
 
 if TYPE_CHECKING:
-    from stagec.bundle.archive import Indexed
+    from stagec.bundle.additions import Indexed
     from stagec.trust.keys import PrivateKey
 
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
