@@ -169,7 +169,7 @@ def test_the_bundle_that_is_changed_has_members_of_every_kind(bundle: bytes) -> 
     archive = Archive("x", bundle)
     members = list(archive.index["members"])
     kinds = {name.partition("/")[0] if "/" in name else name.rpartition(".")[2] for name in members}
-    assert kinds == {"exported", "xla", "json", "mlirbc", "weights", "golden"}
+    assert kinds == {"exported", "xla", "json", "jsonl", "mlirbc", "weights", "golden"}
     assert any("abi" in json.loads(archive[name]) for name in members if name.endswith(".json"))
 
 
