@@ -184,7 +184,10 @@ class Rewrite:
         members = dict(_members(data))
         index = json.loads(self.change(whole_index(members)))
         lines, start = [], 0
-        for entry in index["functions"].values():
+        functions = index.get("functions")
+        for entry in functions.values() if isinstance(functions, dict) else ():
+            if not isinstance(entry, dict) or "line" not in entry:
+                continue
             line = strict_json.line(entry.pop("line"))
             entry |= {"start": start, "sha256": digest(line)}
             lines.append(line)

@@ -95,6 +95,7 @@ def _weight(value: Any) -> None:
     (_OUTSIDE if outside else _INSIDE)(value)
 
 
+_LISTED = {"function": _NAME, "variant": _VARIANT, "start": int, "sha256": json_shapes.sha256}
 _BUNDLE = json_shapes.shape(
     {
         "format": int,
@@ -103,9 +104,7 @@ _BUNDLE = json_shapes.shape(
         "version": _VERSION,
         "versions": {...: str},
         "targets": json_shapes.table(TARGET, _NAME),
-        "functions": json_shapes.table(
-            {"function": _NAME, "variant": _VARIANT, "start": int, "sha256": json_shapes.sha256}, _NAME
-        ),
+        "functions": json_shapes.table(_LISTED, _NAME),
         "weights": {...: _weight},
         "weights_files": json_shapes.table(MEMBER, _FILE),
         "members": object,
@@ -170,6 +169,8 @@ def _check_lines(index: Mapping[str, Any]) -> None:
     size = index["members"][FUNCTIONS]["bytes"]
     if size > LARGEST:
         raise ValueError(f"functions: {FUNCTIONS} has {size:,} bytes, over the limit of {LARGEST:,}")
+    if any([*listed] != [*_LISTED] for listed in index["functions"].values()):
+        raise ValueError(f"functions: expected {', '.join(_LISTED)} of each, in this order")
     starts = [*(listed["start"] for listed in index["functions"].values()), size]
     if starts[0] != 0 or any(at >= end for at, end in itertools.pairwise(starts)):
         raise ValueError(f"functions: expected their lines one after the other, from 0 to the {size:,} bytes there are")
