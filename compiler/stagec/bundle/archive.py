@@ -202,8 +202,8 @@ def bundle(index: Mapping[str, Any], members: Mapping[str, Content]) -> dict[str
 def index_of(members: Mapping[str, Content], path: str) -> dict[str, Any]:
     """Return the index of the members of a bundle, with its functions. Raises LoadError, naming `path`."""
     sizes = {name: len(data) for name, data in members.items() if name != INDEX}
-    found, lines = read_index(bytes(content(members[INDEX])), index.check, path, sizes), content(members[FUNCTIONS])
-    return {**found, "functions": Functions(found, lambda start, size: bytes(lines[start : start + size]), path)}
+    frame, lines = read_index(bytes(content(members[INDEX])), index.check, path, sizes), content(members[FUNCTIONS])
+    return {**frame, "functions": Functions(frame, lambda start, size: bytes(lines[start : start + size]), path)}
 
 
 def read_index(data: bytes, check: Callable[[Any], None], path: str, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -53,11 +53,11 @@ class Functions(Mapping[str, Mapping[str, Any]]):
             what = f"{FUNCTIONS}: the line of {name} is not what the index says: its sha256 is {sha256}"
             raise LoadError("digest", f"{self._path}: {what}")
         try:
-            found = strict_json.parse(line, LARGEST)
-            if not isinstance(found, dict) or strict_json.line(found) != line:
+            written = strict_json.parse(line, LARGEST)
+            if not isinstance(written, dict) or strict_json.line(written) != line:
                 raise ValueError(f"functions.{name}: it is not spelled as stagec writes it")
-            entry = {**{key: listed[key] for key in _LISTED}, **found}
-            if len(entry) != len(found) + len(_LISTED):
+            entry = {**{key: listed[key] for key in _LISTED}, **written}
+            if len(entry) != len(written) + len(_LISTED):
                 raise ValueError(f"functions.{name}: the index has its {' and '.join(_LISTED)}, not this line")
             self._expressions += bundle_index.check_function(self._index, name, entry, self._expressions)
         except ValueError as error:

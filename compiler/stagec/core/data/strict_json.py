@@ -55,9 +55,9 @@ def line(value: Any) -> bytes:
 
 def check_format(document: Mapping[str, Any], ours: int, write: str) -> None:
     """Raise ValueError if a file of ours has another version of its format than `ours`. write: what to do then."""
-    found = document.get("format")
-    if type(found) is not int or found != ours:
-        raise ValueError(f"its format is {shown(json.dumps(found))}, and this stagec reads {ours}: {write}")
+    version = document.get("format")
+    if type(version) is not int or version != ours:
+        raise ValueError(f"its format is {shown(json.dumps(version))}, and this stagec reads {ours}: {write}")
 
 
 def shown(text: str) -> str:
