@@ -74,13 +74,12 @@ def repeat(bundle: Path, count: int, out: Path) -> None:
 
     The others cannot run: their members are short.
     """
-    from stagec.bundle.archive import INDEX, Archive, encode_index, members_table, pieces
+    from stagec.bundle import archive as archives
 
-    archive = Archive(bundle)
-    index = dict(archive.index)
-    ((name, function),) = index["functions"].items()
-    members: dict[str, bytes] = {member: archive[member] for member in index["members"]}
-    index["functions"] = {name: function}
+    archive = archives.Archive(bundle)
+    ((name, function),) = archive.index["functions"].items()
+    members: dict[str, archives.Content] = {member: archive[member] for member in archive.index["members"]}
+    functions = {name: function}
     for number in range(1, count):
         other = f"{name}_{number}"
 
@@ -91,11 +90,9 @@ def repeat(bundle: Path, count: int, out: Path) -> None:
         keys = ("executable", "description", "stablehlo")
         executables = [{**entry, **{key: own(entry[key]) for key in keys}} for entry in function["executables"]]
         copied = {**function, "function": other, "executables": executables, "exported": own(function["exported"])}
-        index["functions"][other] = {**copied, "description": own(function["description"])}
-    members = dict(sorted(members.items()))
-    index["members"] = members_table(members)
+        functions[other] = {**copied, "description": own(function["description"])}
     with out.open("wb") as file:
-        for piece in pieces({INDEX: encode_index(index), **members}):
+        for piece in archives.pieces(archives.bundle({**archive.index, "functions": functions}, members)):
             file.write(piece)
 
 

@@ -183,7 +183,7 @@ def build(
 
     def bound(*specs: Mapping[str, Any], external: bool | None = None) -> list[str]:
         tables = [weights for spec in specs for weights in spec["bind"].values()]
-        files = {table["file"] for table in tables if external in (None, bool(table.get("external")))}
+        files = {table["file"] for table in tables if external in (None, table["external"])}
         return [word for file in sorted(files) for word in ("--weights", f"{file}={folder / file}")]
 
     specs = [export["spec"] for export in plan["exports"]]

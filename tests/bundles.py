@@ -2,16 +2,40 @@
 
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from stagec.bundle.archive import INDEX, encode, encode_index, members_table
-from stagec.bundle.index import FORMAT_WITH_KEYS
+from stagec.bundle import archive
+from stagec.bundle.archive import INDEX, encode
+from stagec.bundle.index import FUNCTIONS
 from tests.building import build
+
+
+def whole_index(members: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the index of a bundle's members with the entries of its functions, to be edited. It checks nothing."""
+    index: dict[str, Any] = json.loads(members[INDEX])
+    for name, line in zip(index["functions"], members[FUNCTIONS].splitlines(), strict=True):
+        listed = index["functions"][name]
+        index["functions"][name] = {key: listed[key] for key in ("function", "variant")} | json.loads(line)
+    return index
+
+
+def with_index(index: Mapping[str, Any], members: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the members of a bundle with this index: its functions and all digests are written again."""
+    others = {name: data for name, data in members.items() if name not in (INDEX, FUNCTIONS)}
+    return archive.bundle(index, others)  # type: ignore[return-value]  # all are bytes
+
+
+def reindexed(members: dict[str, bytes], edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the index of a bundle's members."""
+    edit(index := whole_index(members))
+    new = with_index(index, members)
+    members.clear()
+    members.update(new)
 
 
 def edited(bundle: Path, out: Path, edit: Callable[[dict[str, bytes]], object]) -> Path:
@@ -24,19 +48,14 @@ def edited(bundle: Path, out: Path, edit: Callable[[dict[str, bytes]], object]) 
 
 
 def edited_index(bundle: Path, out: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
-    def apply(members: dict[str, bytes]) -> None:
-        index = json.loads(members[INDEX])
-        edit(index)
-        members[INDEX] = encode_index(index)
-
-    return edited(bundle, out, apply)
+    return edited(bundle, out, lambda members: reindexed(members, edit))
 
 
 def edited_descriptions(bundle: Path, out: Path, name: str, edit: Callable[[dict[str, Any]], object]) -> Path:
     """Write a bundle in which the descriptions of function `name`'s executables are edited, index and all."""
 
     def apply(members: dict[str, bytes]) -> None:
-        index = json.loads(members[INDEX])
+        index = whole_index(members)
         for entry in index["functions"][name]["executables"]:
             member = entry["description"]
             description = json.loads(members[member])
@@ -45,8 +64,7 @@ def edited_descriptions(bundle: Path, out: Path, name: str, edit: Callable[[dict
             hardware = description["target"].items()
             index["targets"][entry["target"]] = {k: v for k, v in hardware if k not in ("name", "compiler_options")}
             members[member] = json.dumps(description).encode()
-        index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
-        members[INDEX] = encode_index(index)
+        members.update(with_index(index, members))
 
     return edited(bundle, out, apply)
 
@@ -55,14 +73,13 @@ def without_executables(bundle: Path, out: Path) -> Path:
     """Write a bundle of which nothing runs as it is: every function has its exported artifact only."""
 
     def apply(members: dict[str, bytes]) -> None:
-        index = json.loads(members[INDEX])
+        index = whole_index(members)
         for function in index["functions"].values():
             for executable in function["executables"]:
                 for key in ("executable", "description", "stablehlo"):
                     members.pop(executable[key], None)
             function["executables"] = []
-        index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
-        members[INDEX] = encode_index(index)
+        members.update(with_index(index, members))
 
     return edited(bundle, out, apply)
 
@@ -71,7 +88,7 @@ def only(bundle: Path, out: Path, name: str) -> Path:
     """Write a bundle of one function."""
 
     def apply(members: dict[str, bytes]) -> None:
-        index = json.loads(members[INDEX])
+        index = whole_index(members)
         function = index["functions"][name]
         index["functions"] = {name: function}
         entries = [function, *function["executables"]]
@@ -79,15 +96,13 @@ def only(bundle: Path, out: Path, name: str) -> Path:
         bound = {entry["weight"] for entry in function["bind"]}
         index["weights"] = {weight: entry for weight, entry in index["weights"].items() if weight in bound}
         files = {weight.get("file") for weight in index["weights"].values()}
-        listed = {name: file for name, file in index.pop("weights_files", {}).items() if name in files}
-        index |= {"weights_files": listed} if listed else {"format": min(index["format"], FORMAT_WITH_KEYS)}
+        index["weights_files"] = {name: file for name, file in index["weights_files"].items() if name in files}
         golden = function.get("golden", {"inputs": {}, "outputs": {}})
         arrays = (index["weights"], golden["inputs"], golden["outputs"])
         named |= {entry["member"] for table in arrays for entry in table.values()}
-        kept = {member: members[member] for member in sorted(named & members.keys())}
-        index["members"] = members_table(kept)
+        kept = with_index(index, {member: members[member] for member in named & members.keys()})
         members.clear()
-        members.update({INDEX: encode_index(index), **kept})
+        members.update(kept)
 
     return edited(bundle, out, apply)
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from stagec.bundle.archive import encode
-from stagec.bundle.writing import Member, gather
+from stagec.bundle.writing import Export, Member, gather
 from stagec.core.builds.specs import function_spec
 from tests.building import checked
 
@@ -42,15 +42,21 @@ CURVES = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1(), "P-521": ec.SECP521R
 
 def write_bundle_of(zoo: Path, folder: Path, *functions: str, version: str = "1") -> Path:
     """Write a bundle `zoo.aot` of some functions of the zoo."""
-    exports = {f"zoo.{name}": (zoo.parent / f"zoo.{name}.exported").read_bytes() for name in functions}
-    specs = {name: function_spec((zoo.parent / f"{name}.spec").read_text()) for name in exports}
+    exports = [export_of(zoo, name) for name in functions]
     stems = [path.with_suffix("") for name in functions for path in sorted(zoo.parent.glob(f"zoo.{name}.*.xla"))]
     suffixes = ".xla", ".json", ".stablehlo.mlirbc"
     members = [Member(stem.name, *(Path(f"{stem}{suffix}").read_bytes() for suffix in suffixes)) for stem in stems]
-    described = {name: (zoo.parent / f"{name}.exported.json").read_bytes() for name in exports}
     path = folder / "zoo.aot"
-    path.write_bytes(encode(gather("zoo", version, exports, specs, members, described)))
+    path.write_bytes(encode(gather("zoo", version, exports, members)))
     return path
+
+
+def export_of(zoo: Path, name: str) -> Export:
+    """The files of the export action of a function of the zoo."""
+    stem = zoo.parent / f"zoo.{name}"
+    spec = function_spec(Path(f"{stem}.spec").read_text())
+    content, description = (Path(f"{stem}{suffix}").read_bytes() for suffix in (".exported", ".exported.json"))
+    return Export(f"zoo.{name}", content, spec, description)
 
 
 def write_provenance(bundle: Path, *more: str | Path) -> tuple[Path, Path]:

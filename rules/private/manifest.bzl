@@ -162,7 +162,7 @@ def _bound_files(spec):
 def _weights_of(specs, external):
     """The labels and paths of the files that functions are bound to: those beside the bundle, or those in it."""
     bound = [weights for spec in specs for weights in json.decode(spec)["bind"].values()]
-    return {":" + one["file"]: one["file"] for one in bound if bool(one.get("external")) == external}
+    return {":" + one["file"]: one["file"] for one in bound if one["external"] == external}
 
 def _declare_baseline(plan, name, common):
     """The program that writes the manifest's baseline, and the test against it where there is one or it is expected."""
@@ -316,7 +316,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
     _declare_jax_cache(plan, name, common)
     tested = [export for export, _ in golden]
     _declare_golden_tests(name, [one for one in compiled if one.export in tested], common)
-    optimized = [export for export, spec in golden if json.decode(spec)["golden"].get("optimized")]
+    optimized = [export for export, spec in golden if json.decode(spec)["golden"]["optimized"]]
     _declare_optimized_tests(name, [one for one in compiled if one.export in optimized and not one.suffix], common)
     _declare_baseline(plan, name, common)
     aot_latency(name = name + ".latency", bundle = ":" + name, **common)

@@ -183,7 +183,6 @@ def test_types_of_libraries(zoo: Path, tmp_path: Path, cache: Path) -> None:
         return {"custom": name, "auxdata": Keyed(entries, {}).to_bytes().hex()}  # type: ignore[arg-type]
 
     def edit(index: dict[str, Any]) -> None:
-        index["format"] = 4  # the first that has such trees
         function = index["functions"]["mlp"]
         static = {**node("lib:Static"), "children": []}
         item = {**node("lib:Item", Item("w")), "children": ["*"]}

@@ -15,7 +15,9 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
-from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle.archive import INDEX, Archive, digest, encode
+from stagec.bundle.index import FUNCTIONS
+from stagec.core.data import strict_json
 from stagec.stages.exported import Exported
 
 Change: TypeAlias = Callable[[bytes], bytes]
@@ -94,7 +96,7 @@ class Edit:
             node[self.key] = self.new[0]
         else:
             del node[self.key]
-        return encode_index(root)
+        return strict_json.line(root)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Exchange:
         items[self.first], items[self.second] = items[self.second], items[self.first]
         node.clear()
         (node.update if isinstance(node, dict) else node.extend)(items)
-        return encode_index(root)
+        return strict_json.line(root)
 
 
 GROWN = 60_000
@@ -149,11 +151,11 @@ class Grow:
         count = 1 + GROWN // (len(json.dumps(item)) + 10)
         if isinstance(node, list):
             node += [item] * count
-            return encode_index(root)
+            return strict_json.line(root)
         node |= {f"x{i}": item for i in range(count)}
         if self.twice:
             node["twice"] = item
-        return encode_index(root).replace(b'"twice":', b'"x%d":' % (count - 1))
+        return strict_json.line(root).replace(b'"twice":', b'"x%d":' % (count - 1))
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,43 @@ class Repack:
         members, (name, change) = dict(_members(data)), self.member
         members[name] = change(members[name])
         if self.digests:
-            index = json.loads(members.pop(INDEX))
-            members = {INDEX: encode_index({**index, "members": members_table(members)}), **members}
+            index = json.loads(members[INDEX])
+            members |= {INDEX: strict_json.line({**index, "members": _digests(members)})}
         return encode(members)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """The index of a bundle with its functions in it is changed, and these are written as a member again."""
+
+    change: Change
+
+    def __call__(self, data: bytes) -> bytes:
+        members = dict(_members(data))
+        index = json.loads(self.change(whole_index(members)))
+        lines, start = [], 0
+        functions = index.get("functions")
+        for entry in functions.values() if isinstance(functions, dict) else ():
+            if not isinstance(entry, dict) or "line" not in entry:
+                continue
+            line = strict_json.line(entry.pop("line"))
+            entry |= {"start": start, "sha256": digest(line)}
+            lines.append(line)
+            start += len(line)
+        members[FUNCTIONS] = b"".join(lines)
+        return encode({**members, INDEX: strict_json.line({**index, "members": _digests(members)})})
+
+
+def whole_index(members: Mapping[str, bytes]) -> bytes:
+    """The index of a bundle, in which each function has its line."""
+    index = json.loads(members[INDEX])
+    for entry, line in zip(index["functions"].values(), members[FUNCTIONS].splitlines(), strict=True):
+        entry["line"] = json.loads(line)
+    return strict_json.line(index)
+
+
+def _digests(members: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: digest(data) for name, data in sorted(members.items()) if name != INDEX}
 
 
 @dataclass(frozen=True)
@@ -285,6 +321,8 @@ def of_members(bundle: bytes) -> Changes:
         st.builds(Repack, st.tuples(st.just(INDEX), of_text(index)), st.just(False)),
         st.builds(Repack, of_files(others, _flips), st.booleans()),
         st.builds(Repack, of_files(descriptions, of_json), st.just(True)),
+        st.builds(Repack, st.tuples(st.just(FUNCTIONS), of_bytes(others[FUNCTIONS])), st.just(True)),
+        of_json(whole_index(members)).map(Rewrite),
     )
 
 

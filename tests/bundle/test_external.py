@@ -186,7 +186,6 @@ def refused(path: Path, **options: Any) -> str:
 
 def test_the_bundle_has_digests_and_no_byte_of_them(built: Path) -> None:
     index = Archive(built).index
-    assert index["format"] == 5
     assert list(index["weights_files"]) == ["parts/w.safetensors", "two.safetensors"]
     data = (built.parent / "parts" / "w.safetensors").read_bytes()
     entry = index["weights"]["parts/w.safetensors:w"]
@@ -349,7 +348,6 @@ def _other_digest(index: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edit", "what"),
     [
-        (lambda i: i.update(format=4), "format: weights_files are of 5, not of 4"),
         (lambda i: i["weights"]["two.safetensors:two"].update(start=10**6), "behind the end of two.safetensors"),
         (lambda i: i["weights"]["two.safetensors:two"].update(file="x"), "there is no file 'x'"),
         (lambda i: i["weights_files"].update({"../x": i["weights_files"]["two.safetensors"]}), "a path of a"),

@@ -51,7 +51,7 @@ def bundles(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def bundle_command(zoo: Path, output: Path, version: str = "1") -> list[str | Path]:
     stem = zoo.parent / "zoo.loop"
     words: list[str | Path] = ["action", "bundle", "--name", "zoo", "--version", version, "--output", output]
-    words += ["--export", f"zoo.loop:{stem}.exported:{stem}.spec"]
+    words += ["--export", f"zoo.loop:{stem}.exported:{stem}.spec:{stem}.exported.json"]
     return [*words, "--executable", f"zoo.loop.cpu:{stem}.cpu.xla:{stem}.cpu.json:{stem}.cpu.stablehlo.mlirbc"]
 
 

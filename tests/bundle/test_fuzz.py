@@ -25,7 +25,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import Phase, given, seed, settings
 
-from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle import archive as archives
+from stagec.bundle.archive import Archive, encode
 from stagec.bundle.description import Description
 from stagec.bundle.safetensors import Tensor, parts
 from stagec.core.sizes.avals import Aval
@@ -78,10 +79,9 @@ def bundle(zoo: Path) -> bytes:
     ]
     used = {array["member"] for array in [*index["weights"].values(), *arrays]}
     for function in functions:
-        used |= {function["exported"], function.get("description", function["exported"])}
+        used |= {function["exported"], function["description"]}
         used |= {entry[key] for entry in function["executables"] for key in ("executable", "description", "stablehlo")}
-    members = {name: archive[name] for name in sorted(used)}
-    return encode({INDEX: encode_index({**index, "members": members_table(members)}), **members})
+    return encode(archives.bundle(index, {name: archive[name] for name in used}))
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_the_bundle_that_is_changed_has_members_of_every_kind(bundle: bytes) -> 
     archive = Archive("x", bundle)
     members = list(archive.index["members"])
     kinds = {name.partition("/")[0] if "/" in name else name.rpartition(".")[2] for name in members}
-    assert kinds == {"exported", "xla", "json", "mlirbc", "weights", "golden"}
+    assert kinds == {"exported", "xla", "json", "jsonl", "mlirbc", "weights", "golden"}
     assert any("abi" in json.loads(archive[name]) for name in members if name.endswith(".json"))
 
 

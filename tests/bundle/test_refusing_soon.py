@@ -22,11 +22,11 @@ import pytest
 
 from stagec.audit import kernels
 from stagec.backends.cuda import container, cubins, riegeli
-from stagec.bundle import index, safetensors
-from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle import archive, index, safetensors
+from stagec.bundle.archive import Archive, encode
 from stagec.bundle.description import Description
 from stagec.core.builds.imports import Files
-from stagec.core.data import strict_json, wire
+from stagec.core.data import wire
 from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes import expressions
 from stagec.hardware import cuda as gpus
@@ -36,6 +36,7 @@ from stagec.trust.keys import read_keys
 from tests.backends.test_riegeli import SIGNATURE
 from tests.signed import write_keys
 
+IN_MLP = "x: functions.jsonl: functions.mlp"
 SECONDS, SECONDS_A_BYTE = 1.0, 1.5e-6
 
 
@@ -45,7 +46,7 @@ def seconds(read: Callable[[bytes], Any], data: bytes) -> tuple[float, str]:
     try:
         read(data)
         said = ""
-    except ValueError as error:
+    except (ValueError, LoadError) as error:
         said = str(error)
     return time.process_time() - started, said
 
@@ -58,7 +59,12 @@ def quick(read: Callable[[bytes], Any], data: bytes) -> str:
 
 
 def read_index(data: bytes) -> None:
-    index.check(strict_json.parse(data, LARGEST_INDEX))
+    archive.read_index(data, index.check, "x", {})
+
+
+def read_functions(data: bytes) -> None:
+    """Read all functions of a bundle."""
+    [*Archive("x", data).index["functions"].values()]
 
 
 def keys(count: int) -> bytes:
@@ -69,12 +75,15 @@ def keys(count: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def bundle(zoo: Path) -> dict[str, Any]:
-    return Archive(zoo).index
+    """The index, and under "contents" the members that there are."""
+    found = Archive(zoo)
+    return {"index": found.index, "contents": {name: found[name] for name in found.index["members"]}}
 
 
 @pytest.mark.parametrize("read", [read_index, Description.from_json])
 def test_a_key_that_is_there_twice(read: Callable[[bytes], Any]) -> None:
-    assert quick(read, keys(40_000)) == "the key 'key 39999' appears twice"
+    said = quick(read, keys(40_000)).removeprefix("x: index.json: ")
+    assert said == "the key 'key 39999' appears twice"
 
 
 def test_a_key_that_is_there_twice_in_a_header(tmp_path: Path) -> None:
@@ -118,7 +127,7 @@ def test_the_largest_envelope_that_is_not_signed(tmp_path: Path) -> None:
 
 def test_a_container_of_many_members(bundle: dict[str, Any]) -> None:
     members = {f"{'m' * 240}{i:05}": b"" for i in range(20_000)}
-    data = encode({INDEX: encode_index({**bundle, "members": members_table(members)}), **members})
+    data = encode(archive.bundle(bundle["index"], members))
     started = time.process_time()
     with pytest.raises(LoadError, match="nobody signed it"):
         Archive("x", data, vouch=refuse)
@@ -131,14 +140,15 @@ def refuse(data: bytes, whole: Callable[[], str]) -> None:
 
 def test_a_message_is_short_whatever_it_is_about() -> None:
     long = "x" * 1_000_000
-    for data in ({long: 0}, {"format": long}, {"functions": {long: 0}}, {"functions": {"f": {"in_tree": [long]}}}):
+    known = {"format": archive.FORMAT, "members": {}}
+    for data in ({long: 0}, {"format": long}, {**known, "functions": {long: 0}}, {**known, "members": {"x": long}}):
         quick(read_index, json.dumps(data).encode())
     assert len(quick(read_index, f'{{"{long}":0,"{long}":0}}'.encode())) < 100
 
 
 def of_function(bundle: dict[str, Any], avals: list[str], count: int = 1, **more: Any) -> bytes:
-    """An index with one function, of arguments `avals` and `count` executables, of buckets of one dimension."""
-    function = copy.deepcopy(bundle["functions"]["mlp"])
+    """A bundle with one function, of arguments `avals` and `count` executables, of buckets of one dimension."""
+    function = copy.deepcopy(bundle["index"]["functions"]["mlp"])
     entry = function["executables"][0]
     function |= {
         "in_tree": {"tuple": [{"tuple": ["*"] * len(avals)}, {"dict": {}}]},
@@ -148,46 +158,59 @@ def of_function(bundle: dict[str, Any], avals: list[str], count: int = 1, **more
         "executables": [{**entry, "bucket": {"batch": i}} for i in range(count)],
         **more,
     }
-    return encode_index({**bundle, "functions": {"mlp": function}})
+    return encode(archive.bundle({**bundle["index"], "functions": {"mlp": function}}, bundle["contents"]))
 
 
 def test_many_expressions(bundle: dict[str, Any]) -> None:
-    over = f"functions: avals with expressions for dimensions have over {index.MOST_EXPRESSIONS:,} characters"
+    over = f"{IN_MLP}: avals with expressions for dimensions have over {index.MOST_EXPRESSIONS:,} characters"
     slow = [f"f32[{','.join(f'{i}*a^8*b^8*c^8' for i in range(2, 500))}]"]
     for avals in ([f"f32[{i}*batch^8]" for i in range(2, 100_000)], slow * 100):
-        assert quick(read_index, of_function(bundle, avals)) == over
-    assert quick(read_index, of_function(bundle, [f"f32[{i}*batch]" for i in range(2, 2000)])) == ""
+        assert quick(read_functions, of_function(bundle, avals)) == over
+    assert quick(read_functions, of_function(bundle, [f"f32[{i}*batch]" for i in range(2, 2000)])) == ""
+
+
+def test_many_expressions_of_many_functions(bundle: dict[str, Any]) -> None:
+    """The limit is one of the bundle: what was read of the functions before counts."""
+    few = Archive("x", of_function(bundle, [f"f32[{i}*batch]" for i in range(2, 6000)])).index["functions"]["mlp"]
+    functions = {name: {**few, "function": name} for name in ("f", "g", "h")}
+    data = encode(archive.bundle({**bundle["index"], "functions": functions}, bundle["contents"]))
+    over = f"avals with expressions for dimensions have over {index.MOST_EXPRESSIONS:,} characters"
+    assert quick(read_functions, data) == f"x: functions.jsonl: functions.h: {over}"
+    assert Archive("x", data).index["functions"]["h"] == functions["h"]
 
 
 def test_many_dimensions_of_many_executables(bundle: dict[str, Any]) -> None:
-    more = "functions.mlp.executables: more than are checked of a function with so many dimensions"
+    more = f"{IN_MLP}.executables: more than are checked of a function with so many dimensions"
     for avals in ([f"f32[{i}*batch]" for i in range(2, 2000)], [f"f32[n{i}]" for i in range(50_000)]):
-        assert quick(read_index, of_function(bundle, avals, 1500)) == more
+        assert quick(read_functions, of_function(bundle, avals, 1500)) == more
     names = of_function(bundle, [f"f32[n{i}]" for i in range(50_000)])
-    assert quick(read_index, names) == "functions.mlp.executables[0].bucket: the size of n0 is missing"
-    assert quick(read_index, of_function(bundle, ["f32[batch,2*batch,batch+1]"] * 9, 5000)) == ""
+    assert quick(read_functions, names) == f"{IN_MLP}.executables[0].bucket: the size of n0 is missing"
+    assert quick(read_functions, of_function(bundle, ["f32[batch,2*batch,batch+1]"] * 9, 5000)) == ""
 
 
 def test_many_bound_arguments(bundle: dict[str, Any]) -> None:
-    name, weight = next(iter(bundle["weights"].items()))
+    name, weight = next(iter(bundle["index"]["weights"].items()))
     count = 20_000
     bind = [{"leaf": i, "weight": name} for i in range(count)]
     executables: list[Any] = []
     data = of_function(bundle, [weight["aval"]] * count, bind=bind, executables=executables)
-    assert quick(read_index, data) == ""
+    assert quick(read_functions, data) == ""
     tree = {"tuple": [{"tuple": [["*", "*"]] * (count // 2)}, {"dict": {}}]}
     data = of_function(bundle, [weight["aval"]] * count, bind=bind[:-1], executables=executables, in_tree=tree)
-    assert quick(read_index, data) == "functions.mlp.bind: an argument is bound in part"
+    assert quick(read_functions, data) == f"{IN_MLP}.bind: an argument is bound in part"
 
 
-def test_an_index_as_large_as_one_may_be(bundle: dict[str, Any]) -> None:
-    function = bundle["functions"]["mlp"]
-    size = len(json.dumps(function, separators=(",", ":"))) + 20
-    names = [f"f{i}" for i in range((LARGEST_INDEX - 100_000) // size)]
+def test_functions_as_large_as_they_may_be(bundle: dict[str, Any]) -> None:
+    function = bundle["index"]["functions"]["mlp"]
+    size = len(json.dumps(function, separators=(",", ":")))
+    names = [f"f{i}" for i in range((index.LARGEST - 100_000) // size)]
     functions = {name: {**function, "function": name} for name in names}
-    data = encode_index({**bundle, "functions": functions})
-    assert LARGEST_INDEX - len(data) < 2_000_000
-    assert quick(read_index, data) == ""
+    members = archive.bundle({**bundle["index"], "functions": functions}, bundle["contents"])
+    assert index.LARGEST - len(members[index.FUNCTIONS]) < 2_000_000
+    assert quick(read_functions, encode(members)) == ""
+    more = {f"{name}{i}": {**function, "function": f"{name}{i}"} for name in names for i in range(2)}
+    with pytest.raises(LoadError, match=r"functions\.jsonl has .* bytes, over the limit of 16,777,216"):
+        Archive("x", encode(archive.bundle({**bundle["index"], "functions": more}, bundle["contents"])))
 
 
 def varint(number: int) -> bytes:

@@ -14,31 +14,24 @@ import numpy as np
 import pytest
 
 import stagec as stagec_package
-from stagec.bundle import writing
-from stagec.bundle.archive import FORMAT, Archive, encode, encode_index
+from stagec.bundle.archive import FORMAT, Archive, encode
 from stagec.bundle.expiry import readable_until
-from stagec.bundle.index import FORMAT_WITH_JAXLIBS
 from stagec.bundle.sources import OnDisk
-from stagec.bundle.writing import Inconsistent, Member
-from stagec.core.builds.specs import FunctionSpec, function_spec
+from stagec.bundle.writing import Export, Inconsistent, Member, gather
 from stagec.core.builds.version import VERSION
 from stagec.core.messages.refusal import LoadError
 from stagec.pjrt import compatibility
-from stagec.stages.exported import Exported
 from tests.building import COMPILER, checked, stagec
+from tests.bundles import with_index
+from tests.signed import export_of
 
 FUNCTIONS = ("loop", "mlp")
 
 
-def specs_of(zoo: Path) -> dict[str, FunctionSpec]:
-    return {f"zoo.{name}": function_spec((zoo.parent / f"zoo.{name}.spec").read_text()) for name in FUNCTIONS}
-
-
-def artifacts(zoo: Path) -> tuple[dict[str, bytes], list[Member]]:
-    folder = zoo.parent
-    exports = {f"zoo.{name}": (folder / f"zoo.{name}.exported").read_bytes() for name in FUNCTIONS}
-    stems = [path.with_suffix("") for name in FUNCTIONS for path in sorted(folder.glob(f"zoo.{name}.*.xla"))]
-    return exports, [member(stem) for stem in stems]
+def artifacts(zoo: Path) -> tuple[dict[str, Export], list[Member]]:
+    """The exports, by the names of their functions, and the executables."""
+    stems = [path.with_suffix("") for name in FUNCTIONS for path in sorted(zoo.parent.glob(f"zoo.{name}.*.xla"))]
+    return {name: export_of(zoo, name) for name in FUNCTIONS}, [member(stem) for stem in stems]
 
 
 def member(stem: Path, name: str = "") -> Member:
@@ -47,35 +40,24 @@ def member(stem: Path, name: str = "") -> Member:
     return Member(name or stem.name, *files)
 
 
-def gather(
-    name: str,
-    version: str,
-    exports: dict[str, bytes],
-    specs: dict[str, FunctionSpec],
-    members: list[Member],
-    descriptions: dict[str, bytes] | None = None,
-) -> dict[str, Any]:
-    """The members of a bundle, of exports that have descriptions or not."""
-    plain = [one for one in exports if one not in (descriptions or {})]
-    interfaces = {one: Exported.deserialize(exports[one]).interface() for one in plain}
-    return writing.gather(name, version, exports, specs, members, descriptions, interfaces=interfaces)
+def bundled(exports: dict[str, Export], members: list[Member], version: str = "1") -> bytes:
+    return encode(gather("zoo", version, [*exports.values()], members))
 
 
 def test_bytes_depend_on_the_content_alone(zoo: Path) -> None:
     exports, members = artifacts(zoo)
-    first = encode(gather("zoo", "1", exports, specs_of(zoo), members))
-    backwards = dict(reversed(exports.items()))
-    assert encode(gather("zoo", "1", backwards, specs_of(zoo), members[::-1])) == first
-    assert encode(gather("zoo", "2", exports, specs_of(zoo), members)) != first
+    first = bundled(exports, members)
+    assert bundled(dict(reversed(exports.items())), members[::-1]) == first
+    assert bundled(exports, members, version="2") != first
 
 
 def test_the_index(zoo: Path, tmp_path: Path) -> None:
     exports, members = artifacts(zoo)
     path = tmp_path / "zoo.aot"
-    path.write_bytes(encode(gather("zoo", "1", exports, specs_of(zoo), members)))
+    path.write_bytes(bundled(exports, members))
     index = Archive(path).index
-    keys = ("format", "kind", "name", "version", "versions", "targets", "functions", "weights", "members")
-    assert tuple(index) == keys
+    keys = ("format", "kind", "name", "version", "versions", "targets", "functions", "weights")
+    assert tuple(index) == (*keys, "weights_files", "members")
     assert list(index["targets"]) == ["cpu"]
     assert index["targets"]["cpu"]["isa"] == "AVX2"
     assert index["functions"]["mlp"]["executables"] == [
@@ -92,67 +74,49 @@ def test_the_index(zoo: Path, tmp_path: Path) -> None:
         for size in (1, 4)
     ]
     assert sorted(index["members"]) == list(index["members"])
-    assert len(index["members"]) == 2 + 3 * 3
+    assert len(index["members"]) == 1 + 2 * 2 + 3 * 3
 
 
 def test_an_executable_of_another_export(zoo: Path) -> None:
     exports, members = artifacts(zoo)
-    exports["zoo.loop"] = exports["zoo.mlp"]
+    mlp = exports["mlp"]
+    exports["loop"] = dataclasses.replace(exports["loop"], content=mlp.content, description=mlp.description)
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu was compiled from another export of 'loop'"):
-        gather("zoo", "1", exports, specs_of(zoo), members)
+        bundled(exports, members)
 
 
 def test_a_description_of_another_executable(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     members[0] = dataclasses.replace(members[0], executable=b"other")
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description belongs to a different executable"):
-        gather("zoo", "1", exports, specs_of(zoo), members)
+        bundled(exports, members)
 
 
 def test_a_description_of_another_module(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     members[0] = dataclasses.replace(members[0], stablehlo=b"other")
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu: the description belongs to a different StableHLO module"):
-        gather("zoo", "1", exports, specs_of(zoo), members)
+        bundled(exports, members)
 
 
 def test_an_executable_without_its_export(zoo: Path) -> None:
     exports, members = artifacts(zoo)
-    del exports["zoo.loop"]
+    del exports["loop"]
     with pytest.raises(Inconsistent, match=r"zoo\.loop\.cpu is of function 'loop', which has no export here"):
-        gather("zoo", "1", exports, specs_of(zoo), members)
+        bundled(exports, members)
 
 
 def test_the_command_says_what_does_not_fit(zoo: Path, tmp_path: Path) -> None:
-    stem = zoo.parent / "zoo.loop.cpu"
+    stem, mlp = zoo.parent / "zoo.loop.cpu", zoo.parent / "zoo.mlp.exported"
     output = tmp_path / "zoo.aot"
     done = stagec(
         *("action", "bundle", "--name", "zoo", "--version", "1", "--output", output),
-        *("--export", f"zoo.loop:{zoo.parent / 'zoo.mlp.exported'}:{zoo.parent / 'zoo.loop.spec'}"),
+        *("--export", f"zoo.loop:{mlp}:{zoo.parent / 'zoo.loop.spec'}:{mlp}.json"),
         *("--executable", f"zoo.loop.cpu:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc"),
     )
     assert done.returncode == 2
     assert done.stderr == f"{output}: zoo.loop.cpu was compiled from another export of 'loop'\n"
     assert not output.exists()
-
-
-def described(zoo: Path, name: str) -> dict[str, bytes]:
-    return {f"zoo.{name}": (zoo.parent / f"zoo.{name}.exported.json").read_bytes()}
-
-
-def test_a_description_says_what_the_artifact_does(zoo: Path) -> None:
-    """So its module is not read: what the index says is the same."""
-    exports, members = artifacts(zoo)
-    texts = {**described(zoo, "loop"), **described(zoo, "mlp")}
-    both = [
-        Archive("x", encode(gather("zoo", "1", exports, specs_of(zoo), members, given))).index["functions"]
-        for given in (None, texts)
-    ]
-    for functions in both:
-        for function in functions.values():
-            del function["versions"], function["readable_until"]
-            function.pop("description", None)
-    assert both[0] == both[1]
 
 
 def test_bundling_takes_no_package(zoo: Path, tmp_path: Path) -> None:
@@ -177,16 +141,15 @@ def test_bundling_takes_no_package(zoo: Path, tmp_path: Path) -> None:
         (lambda data: data.pop("in_tree"), "the key 'in_tree' is missing"),
         (lambda data: data.update(in_avals=["x"]), 'in_avals[0]: "x": unknown dtype "x"; write one of '),
         (lambda data: data["components"].update(x="y"), 'components.x: expected an object, not "y"'),
+        (lambda data: data.update(format=3), "its format is 3, and this stagec reads 1: export it again"),
     ],
 )
 def test_a_description_of_another_shape(zoo: Path, edit: Callable[[dict[str, Any]], object], what: str) -> None:
     exports, _ = artifacts(zoo)
-    text = described(zoo, "loop")["zoo.loop"]
-    data = json.loads(text)
+    data = json.loads(exports["loop"].description)
     edit(data)
-    given = {"zoo.loop": json.dumps(data).encode()}
     with pytest.raises(Inconsistent) as refusal:
-        gather("zoo", "1", {"zoo.loop": exports["zoo.loop"]}, specs_of(zoo), [], given)
+        bundled({"loop": dataclasses.replace(exports["loop"], description=json.dumps(data).encode())}, [])
     assert str(refusal.value).startswith(f"zoo.loop: not the description of an exported artifact: {what}")
 
 
@@ -214,14 +177,14 @@ def test_two_targets_for_which_the_code_is_the_same(zoo: Path, tmp_path: Path) -
     checked("action", "compile", "--spec", tmp_path / "spec", "--exported", f"{stem}.exported", *files)
     exports, members = artifacts(zoo)
     twin = member(tmp_path / "x", "zoo.loop.twin")
-    archive = Archive("x", encode(gather("zoo", "1", exports, specs_of(zoo), [*members, twin])))
+    archive = Archive("x", bundled(exports, [*members, twin]))
     archive.check_all()
     listed = archive.index["functions"]["loop"]["executables"]
     assert [entry["target"] for entry in listed] == ["cpu", "twin"]
     assert {entry["executable"] for entry in listed} == {"loop.cpu.xla"}
     assert {entry["stablehlo"] for entry in listed} == {"loop.cpu.stablehlo.mlirbc"}
     assert [entry["description"] for entry in listed] == ["loop.cpu.json", "loop.twin.json"]
-    assert len(archive.index["members"]) == 2 + 3 * 3 + 1
+    assert len(archive.index["members"]) == 1 + 2 * 2 + 3 * 3 + 1
 
 
 def of_another_jaxlib(zoo: Path, jaxlib: str) -> Member:
@@ -234,14 +197,14 @@ def of_another_jaxlib(zoo: Path, jaxlib: str) -> Member:
 
 
 def test_executables_of_several_jaxlibs(zoo: Path, tmp_path: Path) -> None:
-    """A format of its own; what is equal is stored once, and the loader takes the executable of its own jaxlib."""
+    """What is equal is stored once, and the loader takes the executable of its own jaxlib."""
     exports, members = artifacts(zoo)
     others = [of_another_jaxlib(zoo, jaxlib) for jaxlib in ("0.9.12", "0.9.2")]
     path = tmp_path / "zoo.aot"
-    path.write_bytes(encode(gather("zoo", "1", exports, specs_of(zoo), [*members, *others])))
-    assert path.read_bytes() == encode(gather("zoo", "1", exports, specs_of(zoo), [*others[::-1], *members]))
+    path.write_bytes(bundled(exports, [*members, *others]))
+    assert path.read_bytes() == bundled(exports, [*others[::-1], *members])
     index = Archive(path).index
-    assert index["format"] == FORMAT_WITH_JAXLIBS
+    assert index["format"] == FORMAT
     listed = index["functions"]["loop"]["executables"]
     assert [entry["versions"]["jaxlib"] for entry in listed] == ["0.9.2", "0.9.12", compatibility.version()]
     assert {(entry["executable"], entry["stablehlo"]) for entry in listed} == {
@@ -253,32 +216,21 @@ def test_executables_of_several_jaxlibs(zoo: Path, tmp_path: Path) -> None:
     assert len(bundle["loop"](np.arange(8, dtype=np.float32))) == 2
 
 
-def test_several_jaxlibs_are_of_no_older_format(zoo: Path) -> None:
-    exports, members = artifacts(zoo)
-    archive = Archive(
-        "x", encode(gather("zoo", "1", exports, specs_of(zoo), [*members, of_another_jaxlib(zoo, "0.9.2")]))
-    )
-    contents = {name: archive[name] for name in archive.index["members"]}
-    index = archive.index | {"format": FORMAT}
-    with pytest.raises(LoadError, match="format: executables of several jaxlibs for one target and bucket are of 6"):
-        Archive("x", encode({"index.json": encode_index(index), **contents}))
-
-
 def test_two_executables_of_one_name(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     other = dataclasses.replace(of_another_jaxlib(zoo, "0.9.2"), name="zoo.loop.cpu")
     with pytest.raises(Inconsistent, match=r"loop\.cpu\.json: two members of different content have this name"):
-        gather("zoo", "1", exports, specs_of(zoo), [*members, other])
+        bundled(exports, [*members, other])
 
 
 def test_two_signatures_with_the_same_export(zoo: Path) -> None:
     exports, _ = artifacts(zoo)
-    loop = specs_of(zoo)["zoo.loop"]
-    specs = {f"zoo.loop-{name}": dataclasses.replace(loop, variant=name, static={"n": name}) for name in ("a", "b")}
-    given = dict.fromkeys(specs, exports["zoo.loop"])
-    archive = Archive("x", encode(gather("zoo", "1", given, specs, [])))
+    loop = exports["loop"]
+    specs = {f"zoo.loop-{n}": dataclasses.replace(loop.spec, variant=n, static={"n": n}) for n in ("a", "b")}
+    given = {name: dataclasses.replace(loop, name=name, spec=spec) for name, spec in specs.items()}
+    archive = Archive("x", bundled(given, []))
     assert [one["exported"] for one in archive.index["functions"].values()] == ["loop-a.exported"] * 2
-    assert list(archive.index["members"]) == ["loop-a.exported"]
+    assert list(archive.index["members"]) == ["functions.jsonl", "loop-a.exported", "loop-a.exported.json"]
 
 
 def test_what_the_index_says_of_an_export(zoo: Path) -> None:
@@ -319,14 +271,7 @@ def test_what_the_index_says_of_an_export(zoo: Path) -> None:
             lambda index: index["functions"]["loop"]["executables"].append(loop_entry(index)),
             "functions.loop.executables[1]: there is another one for this target, bucket and jaxlib",
         ),
-        (
-            lambda index: index.update(format=6),
-            "format: executables of several jaxlibs for one target and bucket are of 6, and of no other",
-        ),
-        (
-            lambda index: index.update(weights_files={}),
-            "weights_files: leave the key out, as there are no files",
-        ),
+        (lambda index: index.pop("weights_files"), "the key 'weights_files' is missing"),
         (lambda index: index["functions"]["loop"].update(function="x"), "functions.loop: it belongs to x"),
         (
             lambda index: index["functions"]["loop"].update(in_avals=[]),
@@ -344,13 +289,14 @@ def test_what_the_index_says_of_an_export(zoo: Path) -> None:
 )
 def test_an_index_of_another_shape(zoo: Path, edit: Callable[[dict[str, Any]], object], what: str) -> None:
     exports, members = artifacts(zoo)
-    archive = Archive("x", encode(gather("zoo", "1", exports, specs_of(zoo), members)))
-    index = json.loads(json.dumps(archive.index))
+    archive = Archive("x", bundled(exports, members))
+    index = json.loads(json.dumps({**archive.index, "functions": dict(archive.index["functions"])}))
     edit(index)
     contents = {name: archive[name] for name in archive.index["members"]}
     with pytest.raises(LoadError) as refusal:
-        Archive("x", encode({"index.json": encode_index(index), **contents}))
-    assert (refusal.value.code, str(refusal.value)) == ("format", f"x: index.json: {what}")
+        Archive("x", encode(with_index(index, contents))).check_all()
+    told = str(refusal.value).removeprefix("x: index.json: ").removeprefix("x: functions.jsonl: ")
+    assert (refusal.value.code, told) == ("format", what)
 
 
 def loop_entry(index: dict[str, Any]) -> dict[str, Any]:

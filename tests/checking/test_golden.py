@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from stagec.bundle.archive import INDEX, Archive, members_table
+from stagec.bundle.archive import Archive
 from stagec.checking import golden
 from tests.building import COMPILER, build, checked, stagec as command
-from tests.bundles import edited, edited_descriptions
+from tests.bundles import edited, edited_descriptions, whole_index, with_index
 
 MANIFEST = """
 [manifest]
@@ -176,13 +176,12 @@ def test_inputs_that_are_not_what_the_function_takes(built: Path, tmp_path: Path
 
 def change(members: dict[str, bytes]) -> None:
     """Have the golden result `y` differ by 1 in its first element."""
-    index: dict[str, Any] = json.loads(members[INDEX])
+    index = whole_index(members)
     row = index["functions"]["draw"]["golden"]["outputs"]["result['y']"]
     values = np.frombuffer(members[row["member"]], np.float32).copy()
     values[0] += 1
     members[row["member"]] = values.tobytes()
-    index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
-    members[INDEX] = (json.dumps(index, separators=(",", ":")) + "\n").encode()
+    members.update(with_index(index, members))
 
 
 def test_a_difference_is_told(built: Path, tmp_path: Path) -> None:

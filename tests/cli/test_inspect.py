@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from stagec.audit import comparison, explanation, inspection
-from stagec.bundle.archive import INDEX, encode_index, members_table
 from stagec.core.data import child
 from stagec.core.messages.errors import StagecError
 from stagec.core.trees.tree import Tree
 from stagec.stages import serialization
 from stagec.stages.exported import Exported
 from tests.building import ROOT, checked, stagec
-from tests.bundles import edited, only
+from tests.bundles import edited, only, whole_index, with_index
 
 
 def test_inspect_a_bundle(zoo: Path) -> None:
@@ -97,7 +96,7 @@ def test_a_description_of_a_sharded_function_tells_the_devices(zoo: Path) -> Non
         (b"hello", "not a serialized jax.export.Exported ("),
         (b"PK\3\4rest", "not a bundle: it does not end as a zip file does"),
         (b"{}", "it does not describe an executable"),
-        (b'{"kind": "executable", "format": 7}', "its format is 7, this version reads 1"),
+        (b'{"kind": "executable", "format": 7}', "its format is 7, and this stagec reads 1: compile it again"),
         (b"{", "Expecting property name enclosed in double quotes"),
     ],
 )
@@ -165,10 +164,9 @@ def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_p
     for text, (inspected, compared) in texts.items():
 
         def change(members: dict[str, bytes], text: str = text) -> None:
-            index = json.loads(members[INDEX])
+            index = whole_index(members)
             members[index["functions"]["loop"]["description"]] = text.encode()
-            index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
-            members[INDEX] = encode_index(index)
+            members.update(with_index(index, members))
 
         path = edited(only(zoo, tmp_path / "x.aot", "loop"), tmp_path / "y.aot", change)
         for look, told in zip(looks, (inspected, compared, compared), strict=True):

@@ -1,8 +1,8 @@
-"""Write a bundle of each format that is written today: python -m tests.corpus.write_bundles FOLDER, from the root.
+"""Write a bundle of each kind that a format has: python -m tests.corpus.write_bundles FOLDER, from the root.
 
-A folder is written once and never changed: stagec must read what it holds for as long as docs/releases.md promises. The
-functions add what their bundle has to their argument; `test_bundles.py` knows the results. A bundle of format 6 is what
-`stagec add-jaxlib`, with another jaxlib, then makes of `format-6.aot`.
+A folder is never changed after a release: stagec must read what it holds for as long as docs/releases.md promises. The
+functions add what their bundle has to their argument; `test_bundles.py` knows the results. `several.aot` is what
+`stagec add-jaxlib`, with another jaxlib, then makes of itself.
 """
 
 import sys
@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from tests.building import build
 
-HEAD = '[manifest]\nname = "FORMAT"\nversion = "1"\n\n'
+HEAD = '[manifest]\nname = "KIND"\nversion = "1"\n\n'
 PLAIN = """[functions.shift]
 entry = "model:shift"
 args = ["f32[3]", "f32[n]"]
@@ -43,10 +43,10 @@ def keyed_avals():
     return ({1: jax.ShapeDtypeStruct((2,), jnp.float32), 5: jax.ShapeDtypeStruct((2,), jnp.float32)},)
 """
 MANIFESTS = {
-    "format-3": PLAIN.replace("WEIGHTS", '"by.safetensors"') + "golden = {}\n[functions.shift.padding]\nn = {}\n",
-    "format-4": KEYED,
-    "format-5": PLAIN.replace("WEIGHTS", '{ file = "by.safetensors", external = true }') + KEYED,
-    "format-6": PLAIN.replace("WEIGHTS", '"by.safetensors"'),
+    "plain": PLAIN.replace("WEIGHTS", '"by.safetensors"') + "golden = {}\n[functions.shift.padding]\nn = {}\n",
+    "keyed": KEYED,
+    "external": PLAIN.replace("WEIGHTS", '{ file = "by.safetensors", external = true }') + KEYED,
+    "several": PLAIN.replace("WEIGHTS", '"by.safetensors"'),
 }
 
 
@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
     for name, functions in MANIFESTS.items():
         with tempfile.TemporaryDirectory() as scratch:
             root = Path(scratch)
-            (root / "m.toml").write_text(HEAD.replace("FORMAT", name) + functions)
+            (root / "m.toml").write_text(HEAD.replace("KIND", name) + functions)
             (root / "model.py").write_text(MODEL)
             save_file({"by": np.array([1, 2, 4], np.float32)}, root / "by.safetensors")
             (folder / f"{name}.aot").write_bytes(build("m.toml", root, root).read_bytes())

@@ -21,14 +21,21 @@ import pytest
 
 import stagec
 from stagec.bundle import expiry
-from stagec.bundle.archive import INDEX, encode_index, members_table
 from stagec.core.builds import releases
 from stagec.core.sizes.avals import parse_aval
 from stagec.loader.selection import _ORDER, Asked, Offer, select
 from stagec.pjrt import accelerators, host
 from stagec.pjrt.host import Host, Platform
 from tests.building import COMPILER, ROOT, checked, stagec as command
-from tests.bundles import edited, edited_descriptions, edited_index, only, without_executables
+from tests.bundles import (
+    edited,
+    edited_descriptions,
+    edited_index,
+    only,
+    whole_index,
+    with_index,
+    without_executables,
+)
 
 PLATFORMS = {"cpu": Platform(), "tpu": Platform("this machine has no TPU")}
 HERE = Host("0.10.1", frozenset({"avx2", "fma"}), PLATFORMS, "x86_64")
@@ -360,7 +367,7 @@ def test_a_bundle_for_two_cpus_on_one_without_the_newer(
     new = "avx512_of_tomorrow"
 
     def add(members: dict[str, bytes]) -> None:
-        index = json.loads(members[INDEX])
+        index = whole_index(members)
         executables = index["functions"]["loop"]["executables"]
         description = json.loads(members[executables[0]["description"]])
         description["target"]["name"] = "new"
@@ -369,11 +376,9 @@ def test_a_bundle_for_two_cpus_on_one_without_the_newer(
         executables.append({**executables[0], "target": "new", "description": "loop.new.json"})
         hardware = description["target"].items()
         index["targets"]["new"] = {k: v for k, v in hardware if k not in ("name", "compiler_options")}
-        index["members"] = members_table({name: members[name] for name in sorted(members) if name != INDEX})
-        names = sorted(members)
-        members[INDEX] = encode_index(index)
-        for name in [INDEX, *(name for name in names if name != INDEX)]:
-            members[name] = members.pop(name)
+        written = with_index(index, members)
+        members.clear()
+        members.update(written)
 
     path = edited(zoo, tmp_path / "x.aot", add)
     bundle = stagec.load(path, policy="executable_only")
@@ -407,10 +412,9 @@ def test_a_portable_artifact_of_another_calling_convention(
     newer = replace(stagec.Exported.deserialize(serialized), calling_convention_version=11).serialize()
 
     def edit(members: dict[str, bytes]) -> None:
-        index = json.loads(members[INDEX])
+        index = whole_index(members)
         members["loop.exported"] = newer
-        index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
-        members[INDEX] = encode_index(index)
+        members.update(with_index(index, members))
 
     path = edited(zoo, tmp_path / "x.aot", edit)
     monkeypatch.setattr(host, "cpu_flags", without("avx2"))

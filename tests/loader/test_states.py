@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import stagec
-from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
-from stagec.bundle.description import Description
+from stagec.bundle.archive import Archive
 from stagec.core.trees.tree import Tree
 from tests.building import COMPILER, build, stagec as command
 
@@ -246,24 +245,6 @@ except stagec.CallError as error:
         "doubled: states['train']: expected a flax.training.train_state:TrainState, or a dict of its children, "
         "not a value of type int",
     ]
-
-
-def test_bundles_with_such_trees_have_a_later_format(bundle: Path, tmp_path: Path) -> None:
-    archive = Archive(bundle)
-    assert archive.index["format"] == 4
-    assert json.loads(archive["doubled.cpu.json"])["format"] == 3
-    assert json.loads(archive["doubled.exported.json"])["format"] == 3
-    members = {name: archive[name] for name in archive.index["members"]}
-    index = {**archive.index, "format": 3, "members": members_table(members)}
-    path = tmp_path / "states.aot"
-    path.write_bytes(encode({INDEX: encode_index(index), **members}))
-    with pytest.raises(stagec.LoadError) as refusal:
-        stagec.load(path)
-    what = "states.aot: index.json: format: the trees of functions.doubled are of 4, not of 3"
-    assert (refusal.value.code, str(refusal.value)) == ("format", f"{tmp_path}/{what}")
-    text = archive["doubled.cpu.json"].replace(b'"format": 3', b'"format": 2')
-    with pytest.raises(ValueError, match=r"^format: its trees are of 3, not of 2$"):
-        Description.from_json(text)
 
 
 def test_a_stub_has_the_plain_containers(bundle: Path) -> None:

@@ -21,7 +21,7 @@ from stagec_insight.overview import Sources, collect
 from tests.building import ROOT, checked, stagec as command
 from tests.bundles import edited_index, without_executables
 
-BUNDLE = ROOT / "tests" / "corpus" / "2026-11-fleet-bundles" / "format-6.aot"
+BUNDLE = ROOT / "tests" / "corpus" / "2026-11-bundles" / "several.aot"
 UNTIL = Archive(BUNDLE).index["functions"]["shift"]["readable_until"]
 BOTH = ("--serves", "jaxlib==0.10.1", "--serves", "jaxlib==0.10.2")
 
@@ -61,7 +61,7 @@ def test_a_fleet_that_is_not_served() -> None:
 def test_what_nobody_knows_serves_nobody(tmp_path: Path) -> None:
     """A bundle without executables, and a jaxlib that is not out yet."""
     path = without_executables(BUNDLE, tmp_path / "x.aot")
-    edited_index(path, path, lambda index: (index.update(format=3), index.pop("base")))
+    edited_index(path, path, lambda index: index.pop("base"))
     done = command("verify", path, "--serves", "jaxlib==99.0", "--serves", "jaxlib==99.1", "--serves", "jaxlib==0.12.0")
     assert (done.returncode, done.stdout.splitlines()[-3:]) == (
         1,
@@ -117,7 +117,8 @@ def test_mistakes(words: tuple[str, ...], what: str) -> None:
 
 
 def index(**function: Any) -> dict[str, Any]:
-    copied: dict[str, Any] = json.loads(json.dumps(Archive(BUNDLE).index))
+    found = Archive(BUNDLE).index
+    copied: dict[str, Any] = json.loads(json.dumps({**found, "functions": dict(found["functions"])}))
     copied["functions"]["shift"].update(function)
     return copied
 

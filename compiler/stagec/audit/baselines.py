@@ -20,7 +20,7 @@ from stagec.core.messages.errors import Problem, StagecError
 from stagec.core.trees import json_shapes
 
 FORMAT = 1
-"""Version of the JSON form. 1: the first."""
+"""Version of the JSON form."""
 DEFAULTS: Mapping[str, int | str] = {
     "peak_memory": "1%",
     "flops": "0%",
@@ -90,9 +90,8 @@ def from_json(text: bytes, file: str, manifest: str, accept: str) -> dict[str, M
         raise refused("it has the marks of a merge that is not resolved")
     try:
         data = strict_json.parse(text, LARGEST)
-        if isinstance(data, dict) and data.get("kind") == "baseline" and data.get("format") != FORMAT:
-            raise refused(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
         _BASELINE(data)
+        strict_json.check_format(data, FORMAT, "accept the values of today")
     except ValueError as error:
         raise refused(f"not a baseline: {error}") from error
     if data["manifest"] != manifest:

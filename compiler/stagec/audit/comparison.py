@@ -52,7 +52,7 @@ def compare(first: str, second: str) -> dict[str, Any]:
         "functions": _rows(*(_signatures(archive) for archive in archives)),
         "executables": _rows(*(_executables(archive) for archive in archives)),
         "members": _rows(left["members"], right["members"]),
-        "weights": _rows(*(index.get("weights_files", {}) for index in (left, right))),
+        "weights": _rows(*(index["weights_files"] for index in (left, right))),
     }
     components = explanation.explain(first, second, (), ())["differences"]  # nothing is traced for bundles
     equal = archives[0].sha256() == archives[1].sha256()

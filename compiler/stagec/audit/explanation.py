@@ -18,9 +18,8 @@ from typing import Any
 
 from stagec.audit import inputs, kernels
 from stagec.audit.inputs import Inputs
-from stagec.building import export_description
 from stagec.bundle.archive import Archive
-from stagec.bundle.description import LARGEST, Description
+from stagec.bundle.description import EXPORTED_FORMAT, LARGEST, Description
 from stagec.core.builds import components, naming
 from stagec.core.builds.imports import WHY
 from stagec.core.data import child, reading, strict_json
@@ -245,9 +244,7 @@ def _executable(current: Inputs, name: str) -> _Artifact:
 def _bundle(archive: Archive) -> _Artifacts:
     artifacts = {"bundle": _Artifact(components.table({key: archive.index[key] for key in ("name", "version")}))}
     for name, function in archive.index["functions"].items():
-        portable = _Artifact(None, (function["function"], function["variant"], "", ""))
-        if "description" in function:
-            portable = _description(archive.read(function["description"], LARGEST))
+        portable = _description(archive.read(function["description"], LARGEST))
         serialized = archive.read(function["exported"], reading.LARGEST)
         artifacts[f"{name} (portable)"] = dataclasses.replace(portable, serialized=serialized)
         for executable in function["executables"]:
@@ -267,7 +264,8 @@ def _executable_at(path: str) -> _Artifact:
 
 def _description(text: bytes) -> _Artifact:
     data = strict_json.parse(text, LARGEST)
-    if isinstance(data, dict) and data.get("kind") == "exported" and data.get("format") in export_description.FORMATS:
+    if isinstance(data, dict) and data.get("kind") == "exported":
+        strict_json.check_format(data, EXPORTED_FORMAT, "export it again")
         _EXPORTED(data)
         return _Artifact(data["components"], (data["function"], data["variant"], "", ""))
     description = Description.from_json(text)

@@ -23,7 +23,7 @@ Command: TypeAlias = Callable[[Sequence[str | Path], Iterable[str]], None]
 """Runs a command of stagec, with packages."""
 
 FORMAT = 1
-"""Version of the JSON that names the inputs that Bazel built. 1 (November 2026): the first."""
+"""Version of the JSON that names the inputs that Bazel built."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ def read(
     data = strict_json.parse(reading.whole(path, LARGEST), LARGEST)
     if not isinstance(data, dict) or data.get("kind") != "inputs":
         return None
-    if data.get("format") != FORMAT:
-        raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+    strict_json.check_format(data, FORMAT, "build the target again")
     folder = Path(path).parent
 
     def built(name: str) -> tuple[bytes, bytes, bytes]:

@@ -74,16 +74,15 @@ def as_text(report: dict[str, Any], flat: bool = False) -> str:
 def _bundle(archive: Archive) -> dict[str, Any]:
     """The index, the call of each function, and the operations and bytes of each executable."""
     archive.check_all()
-    report = copy.deepcopy(archive.index)
+    report = copy.deepcopy({**archive.index, "functions": dict(archive.index["functions"])})
     for name, function in report["functions"].items():
         function["call"] = call_of(archive, name).as_text()
-        if "description" in function:
-            function["constants"] = constants_of(archive, name)
+        function["constants"] = constants_of(archive, name)
         for executable in function["executables"]:
             text = archive.read(executable["description"], LARGEST)
             described = _executable(text)
             executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
-            executable.update({name: described[name] for name in ("processes", "avoided") if name in described})
+            executable.update({name: described[name] for name in ("processes", "avoided") if described.get(name)})
             if described["target"]["platform"] == "cuda":
                 executable["kernels"] = kernels.in_bundle(archive, executable, Description.from_json(text))
     return report
@@ -161,7 +160,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
         size = sum(members[member]["bytes"] for member in stored)
         inside = sum("member" in weight for weight in report["weights"].values())
         lines += [f"  weights: {inside} arrays, {size:,} bytes"] if inside else []
-    for name, file in report.get("weights_files", {}).items():
+    for name, file in report["weights_files"].items():
         count = sum(weight.get("file") == name for weight in report["weights"].values())
         what = f"{count} arrays, {file['bytes']:,} bytes, sha256 {file['sha256'][:12]}"
         lines.append(f"  weights beside the bundle: {name}: {what}")
@@ -180,7 +179,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
         entry = members[function["exported"]]
         platforms = f"portable: {', '.join(function['platforms'])}"
         rows.append((platforms, f"{entry['bytes']:,}", "", "", entry["sha256"][:12]))
-        for constant in function.get("constants", ()):
+        for constant in function["constants"]:
             what = f"constant: {constant['name'] or 'an array'} {constant['aval']}"
             rows.append((what, f"{constant['bytes']:,}", "", "", ""))
         for executable in function["executables"]:
@@ -251,7 +250,7 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
         *_kernel_lines(report),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
-        *(f"  defect     {line}" for line in measurements.avoided(report.get("avoided", {}))),
+        *(f"  defect     {line}" for line in measurements.avoided(report["avoided"])),
     ]
     return "\n".join(lines) + "\n"
 

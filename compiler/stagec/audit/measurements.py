@@ -86,7 +86,7 @@ def sizes(archive: Archive, size: int, most: int | None) -> Iterator[list[Any]]:
     releases = jaxlibs(archive.index)
     several = len(releases) > 1
     for name, function in archive.index["functions"].items():
-        of: dict[str, list[str | None]] = {
+        of: dict[str, list[str]] = {
             **{
                 "executables" + (f" (jaxlib {release})" if several else ""): [
                     executable["executable"]
@@ -95,11 +95,11 @@ def sizes(archive: Archive, size: int, most: int | None) -> Iterator[list[Any]]:
                 ]
                 for release in releases
             },
-            "StableHLO": [executable.get("stablehlo") for executable in function["executables"]],
+            "StableHLO": [executable["stablehlo"] for executable in function["executables"]],
             "exported": [function["exported"]],
         }
         for kind, names in of.items():
-            rows.append([kind, name, sum(members.pop(member, 0) for member in names if member is not None)])
+            rows.append([kind, name, sum(members.pop(member, 0) for member in names)])
     weights = archive.index["weights"].values()
     rows.append(
         ["weights", "all weights", sum(members.pop(weight["member"], 0) for weight in weights if "member" in weight)]

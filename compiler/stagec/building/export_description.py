@@ -12,20 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from stagec.bundle.description import EXPORTED_FORMAT
 from stagec.core.builds import components
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.messages.calls import Call
 from stagec.core.trees.tree import argument_path
 from stagec.stages.exported import Exported
-
-FORMAT = 2
-"""Version of the JSON form of an exported artifact's description.
-
-1 (November 2026): the first.
-2 (November 2026): it has all facts for the index of a bundle, so that nothing else reads the module.
-3 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries; others have 2.
-"""
-FORMATS = (1, FORMAT, 3)
 
 
 def describe(
@@ -53,7 +45,7 @@ def describe(
         parts = ((f"static part {path if prefix else argument_path(path)}", t) for path, t in tree.static_parts(prefix))
         made_from |= {name: components.entry(name, *_cut(static)) for name, static in parts}
     values = {
-        "format": FORMAT if all(tree.is_plain for tree in trees) else FORMATS[-1],
+        "format": EXPORTED_FORMAT,
         "kind": "exported",
         "manifest": spec.manifest,
         "function": spec.name,
@@ -62,7 +54,7 @@ def describe(
         "parameters": list(parameters),
         "donated": _donated(spec, exported, parameters),
         "bound": dict(bound or {}),
-        **({"serve": spec.serve} if spec.serve else {}),
+        "serve": spec.serve,
         # Without the line: it changes when the program does not.
         "constants": [{key: constant[key] for key in ("name", "aval", "bytes")} for constant in constants],
         "exported_sha256": hashlib.sha256(serialized).hexdigest(),

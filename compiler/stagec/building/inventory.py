@@ -23,8 +23,8 @@ from stagec.costs.links import Seconds
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
 
-FORMAT = 2
-"""Version of the JSON form. 2 (November 2026): "kernels". 1: the first."""
+FORMAT = 1
+"""Version of the JSON form."""
 _ARRAYS = 60
 """How many arrays are listed one by one: the largest."""
 
@@ -86,8 +86,7 @@ def from_json(text: bytes) -> dict[str, Any]:
     data = strict_json.parse(text, LARGEST)
     if not isinstance(data, dict) or data.get("kind") != "inventory":
         raise ValueError("it is not an inventory of an executable")
-    if data.get("format") != FORMAT:
-        raise ValueError(f"its format is {data.get('format')!r}, this version reads {FORMAT}")
+    strict_json.check_format(data, FORMAT, "compile its executable again")
     _INVENTORY(data)
     return dict(data)
 

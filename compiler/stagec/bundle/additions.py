@@ -1,8 +1,8 @@
 """Restore the earlier states of a bundle, before `stagec add-jaxlib` added executables of another jaxlib.
 
 A bundle is a function of its index and its members. A bundle with an addition keeps all earlier members, and the
-earlier index as one more member (`base` in the new index). So stagec can write the earlier file again byte for byte,
-and check a signature of it.
+earlier index and functions as two more (`base` in the new index). So stagec can write the earlier file again byte for
+byte, and check a signature of it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import hashlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagec.bundle import index as bundle_index
-from stagec.bundle.archive import INDEX, LARGEST_INDEX, Archive, Content, Stored, encode_index, pieces, read_index
+from stagec.bundle.archive import INDEX, Archive, Content, Stored, encode_index, pieces, read_index
+from stagec.bundle.functions import split
+from stagec.bundle.index import FUNCTIONS, LARGEST
 from stagec.core.builds import naming
 from stagec.core.data.strict_json import difference, shown
 from stagec.core.messages.refusal import LoadError
@@ -27,21 +29,23 @@ MOST_ADDITIONS = 64
 class Base:
     """A bundle as it was before an addition.
 
-    path: of the file that has the addition. index: the content of its index; encoded_index: its bytes. sha256: of its
-    file, in hex, as the addition says. archive: has its members. added: the executables of the addition by function, as
-    entries of an index.
+    path: of the file that has the addition. index: the content of its index; encoded_index: its bytes. functions: the
+    member that has its functions now. sha256: of its file, in hex, as the addition says. archive: has its members.
+    added: the executables of the addition by function, as entries of an index.
     """
 
     path: str
     index: Mapping[str, Any]
     encoded_index: bytes
+    functions: str
     sha256: str
     archive: Archive
     added: Mapping[str, Sequence[Mapping[str, Any]]]
 
     def members(self) -> dict[str, Content]:
         """Return its members, to write its file again."""
-        stored = {name: Stored(self.archive, name) for name in self.index["members"]}
+        names = {name: name for name in self.index["members"]} | {FUNCTIONS: self.functions}
+        stored = {name: Stored(self.archive, now) for name, now in names.items()}
         return {INDEX: self.encoded_index, **stored}
 
     def check(self) -> None:
@@ -54,24 +58,26 @@ class Base:
             raise LoadError("digest", f"{self.path}: {what}")
 
 
+Indexed: TypeAlias = Archive | Base
+"""A bundle, or its state before an addition."""
+
+
 def extended(
     before: Mapping[str, Any],
     added: Mapping[str, Sequence[Mapping[str, Any]]],
     base: Mapping[str, str],
-    members: Mapping[str, Mapping[str, Any]],
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the index of a bundle with an addition. The rest of the index stays, in its order.
+    """Return the index of a bundle with an addition, without "members". The rest of the index stays, in its order.
 
-    before: the index without it. added: as in `Base`. base, members, versions: these keys of the new index.
+    before: the index without it. added: as in `Base`. base, versions: these keys of the new index.
     """
     functions = {
         name: {**entry, "executables": sorted([*entry["executables"], *added.get(name, ())], key=bundle_index.order)}
         for name, entry in before["functions"].items()
     }
     kept = {key: value for key, value in before.items() if key not in ("base", "members")}
-    new = {"format": bundle_index.FORMAT_WITH_JAXLIBS, "versions": versions, "functions": functions}
-    return {**kept, **new, "base": base, "members": members}
+    return {**kept, "versions": versions, "functions": functions, "base": base}
 
 
 def bases(archive: Archive) -> list[Base]:
@@ -86,13 +92,16 @@ def bases(archive: Archive) -> list[Base]:
     while "base" in index:
         if len(earlier) == MOST_ADDITIONS:
             raise LoadError("format", f"{archive.path}: it has more than {MOST_ADDITIONS} additions")
-        data = archive.read(index["base"]["index"], LARGEST_INDEX)
-        before = read_index(data, bundle_index.check, f"{archive.path}: {index['base']['index']}")
+        base = index["base"]
+        data, sizes = archive.read(base["index"], LARGEST), {n: entry["bytes"] for n, entry in index["members"].items()}
+        sizes[FUNCTIONS] = sizes[base["functions"]]
+        before = read_index(data, bundle_index.check, f"{archive.path}: {base['index']}", sizes)
+        before["functions"] = archive.functions(before, base["functions"])
         added = _added(before, index)
         changed = _changed(before, index, encoded, added)
         if changed:
             raise LoadError("format", f"{archive.path}: an addition changed what was there: {changed}")
-        earlier.append(Base(archive.path, before, data, index["base"]["sha256"], archive, added))
+        earlier.append(Base(archive.path, before, data, base["functions"], base["sha256"], archive, added))
         index, encoded = before, data
     served = bundle_index.jaxlibs(index)
     for base in earlier:
@@ -123,14 +132,19 @@ def _changed(
     It compares encoded bytes: the order of a mapping may mean something, as the order of targets does. encoded: the
     index `after`.
     """
-    listed = after["members"]
+    listed, base = after["members"], after["base"]
     keys = ("executable", "description", "stablehlo")
     parts = [entry[key] for entry in itertools.chain(*added.values()) for key in keys]
-    more = {name: listed[name] for name in [*parts, after["base"]["index"]]}
-    members = dict(sorted({**more, **before["members"]}.items()))
+    more = {name: listed[name] for name in [*parts, base["index"], base["functions"]]}
+    if listed[base["functions"]] != before["members"][FUNCTIONS]:
+        return "base.functions"
     versions = {key: value for key, value in after["versions"].items() if key == "stagec"}
-    wanted = extended(before, added, after["base"], members, versions)
-    return "" if encode_index(wanted) == encoded else difference(wanted, dict(after)) or "its spelling"
+    wanted = extended(before, added, base, versions)
+    written, _ = split(wanted, {**more, **{name: row for name, row in before["members"].items() if name != FUNCTIONS}})
+    if encode_index(written) == encoded:
+        return ""
+    whole = {**after, "functions": dict(after["functions"])}
+    return difference({**wanted, "members": written["members"]}, whole) or "its spelling"
 
 
 def _fault(base: Base, served: Collection[str]) -> str:

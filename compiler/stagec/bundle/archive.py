@@ -11,38 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import stat
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from stagec.bundle import index, spelling
+from stagec.bundle import index
+from stagec.bundle.functions import Functions, split
+from stagec.bundle.index import FUNCTIONS, LARGEST
 from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces, sha256_of
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
 from stagec.core.messages.refusal import LoadError
+from stagec.core.trees import json_shapes
 
-FORMAT = 3
-"""Version of the bundle format, if the bundle needs nothing of a later one.
-
-1 (November 2026): the first.
-2 (November 2026): members are page-aligned, and equal ones stored once; the index has the facts that selection needs
-about each executable, and until when exports are readable.
-3 (November 2026): each executable's StableHLO module is a member, and its description has the binary interface;
-weights and golden arrays are members; zip64 where it is needed.
-4 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries
-(`core/trees/keyed.py`). A
-bundle without such trees has version 3.
-5 (November 2026): weights may lie beside the bundle (`bundle/external.py`). A bundle without such weights has version 3
-or 4.
-6 (November 2026): executables of several jaxlibs may be for one target and bucket. A bundle without such executables
-has version 3, 4 or 5.
-"""
-_FORMATS = (FORMAT, index.FORMAT_WITH_KEYS, index.FORMAT_WITH_FILES, index.FORMAT_WITH_JAXLIBS)
+FORMAT = 1
+"""Version of the format of archives: of bundles, and of the other kinds."""
 
 INDEX = "index.json"
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
@@ -52,8 +39,6 @@ PAGE = 4096
 """The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
 LARGEST_FILE = 2**48
 """Bytes of a bundle (256 TiB): more than any file system holds, and far from the end of 64 bits."""
-LARGEST_INDEX = 2**24
-"""Bytes of the index (16 MiB), enough for some 30,000 executables. docs/security.md says how long it takes to check."""
 MOST_MEMBERS = 2**16 - 2
 """The number of a zip's members has 16 bits, and the last value means zip64."""
 LONGEST_NAME = 255
@@ -198,54 +183,53 @@ def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
 
 
 def encode_index(index: Mapping[str, Any]) -> bytes:
-    """Return the bytes of an index in its only encoding."""
-    return (json.dumps(index, separators=(",", ":"), check_circular=False) + "\n").encode()
+    """Return the bytes of an index in its only encoding. The sizes of members are in the directory of the file alone.
+
+    A size follows from a digest, and reading one string for each of thousands of members takes a third of the time.
+    """
+    return strict_json.line({**index, "members": {name: entry["sha256"] for name, entry in index["members"].items()}})
 
 
-def read_index(
-    data: bytes, check: Callable[[Any], None], path: str, entries: Sequence[_Entry] | None = None
-) -> dict[str, Any]:
+def bundle(index: Mapping[str, Any], members: Mapping[str, Content]) -> dict[str, Content]:
+    """Return the members of a bundle, with its index and its functions.
+
+    index: with the whole entries of "functions". members: the others, by name.
+    """
+    listed, lines = split(index, members_table({name: data for name, data in members.items() if name != FUNCTIONS}))
+    return {INDEX: encode_index(listed), **dict(sorted({**members, FUNCTIONS: lines}.items()))}
+
+
+def index_of(members: Mapping[str, Content], path: str) -> dict[str, Any]:
+    """Return the index of the members of a bundle, with its functions. Raises LoadError, naming `path`."""
+    sizes = {name: len(data) for name, data in members.items() if name != INDEX}
+    frame, lines = read_index(bytes(content(members[INDEX])), index.check, path, sizes), content(members[FUNCTIONS])
+    return {**frame, "functions": Functions(frame, lambda start, size: bytes(lines[start : start + size]), path)}
+
+
+def read_index(data: bytes, check: Callable[[Any], None], path: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Read an index. check: raises ValueError for one of another kind. path: of its file, for messages.
 
-    entries: the other members of the file, if a later check of each part limits the nesting. Raises LoadError
-    ("format").
+    sizes: of the members of the file. Raises LoadError ("format", "digest").
     """
     try:
-        members = None if entries is None else [(entry.name, entry.size) for entry in entries]
-        spelled = None if members is None else spelling.read(data, members, encode_index)
-        index = strict_json.parse(data, LARGEST_INDEX) if spelled is None else spelled
-        if isinstance(index, dict) and index.get("format") not in _FORMATS:
-            read = f"{_FORMATS[0]} to {_FORMATS[-1]}"
-            what = f"its format is {index.get('format')!r}, this version of stagec reads {read}{_writer(index)}"
-            raise LoadError("format", f"{path}: {what}")
+        index = strict_json.parse(data, LARGEST)
+        if not isinstance(index, dict):
+            raise ValueError("expected an object")
+        strict_json.check_format(index, FORMAT, _build_again(index))
+        _MEMBERS(index.get("members"))
+        if not index["members"].keys() <= sizes.keys():
+            raise LoadError("digest", f"{path}: the index does not list the members that the file has")
+        index["members"] = {name: {"sha256": sha, "bytes": sizes[name]} for name, sha in index["members"].items()}
         check(index)
-        if spelled is None and encode_index(index) != data:
+        if encode_index(index) != data:
             raise ValueError("it is not spelled as stagec writes it")
     except ValueError as error:
         raise LoadError("format", f"{path}: {INDEX}: {error}") from error
-    return dict(index)
+    return index
 
 
-class Indexed(Protocol):
-    """A bundle, or its state before an addition.
-
-    path: of the file. index: the content of its index; encoded_index: its bytes.
-    """
-
-    @property
-    def path(self) -> str:
-        """Return the path."""
-        ...
-
-    @property
-    def index(self) -> Mapping[str, Any]:
-        """Return the index."""
-        ...
-
-    @property
-    def encoded_index(self) -> bytes:
-        """Return its bytes."""
-        ...
+_MEMBERS = json_shapes.table(json_shapes.sha256)
+"""Shape of the key "members" of the index of every kind of archive."""
 
 
 class Archive:
@@ -262,7 +246,6 @@ class Archive:
         data: bytes | None = None,
         check: Callable[[Any], None] = index.check,
         vouch: Callable[[bytes, Callable[[], str]], None] | None = None,
-        whole: bool = True,
     ) -> None:
         """Read and check the file at `path`, without the data of members.
 
@@ -270,20 +253,18 @@ class Archive:
         check: raises ValueError for an index of another kind; by default, for an index that is not a bundle's. vouch:
         gets the index before anything parses it, and a function that returns the SHA-256 (hex) of the file with
             it. It raises LoadError if nobody vouches for the index. None: nobody is asked.
-        whole: False to read only a little of the bundle. Reading a member then checks the bytes before it, and
-            `function` checks that function's part of the index.
         Raises LoadError, naming the file and the fault: "not-found", "not-a-bundle", "format", "digest", and the errors
         of `vouch`.
         """
         self.path = str(path)
         self._source: Source = File(self.path) if data is None else Memory(data)
-        self._whole = whole
         self._entries = {entry.name: entry for entry in self._decode()}
         self.encoded_index = self._read_index(vouch)
-        others = None if whole else [entry for entry in self._entries.values() if entry.name != INDEX]
-        self.index = read_index(self.encoded_index, check if whole else index.check_frame, self.path, others)
-        self._check_members(self.index["members"])
-        self._unchecked = set() if whole else {*self.index["functions"]}
+        sizes = {name: entry.size for name, entry in self._entries.items() if name != INDEX}
+        self.index = read_index(self.encoded_index, check, self.path, sizes)
+        self._check_members([*sizes])
+        if "functions" in self.index:
+            self.index["functions"] = self.functions(self.index, FUNCTIONS)
 
     def __getitem__(self, name: str) -> bytes:
         """Return the bytes of the member `name`, after comparing them with size and digest in the index.
@@ -295,17 +276,10 @@ class Archive:
             return self.encoded_index
         return self._checked(name, self._source.read)
 
-    def function(self, name: str) -> Mapping[str, Any]:
-        """Return the index's entry of a function. Raises LoadError ("format"), KeyError."""
-        try:
-            entry: Mapping[str, Any] = self.index["functions"][name]
-            if name in self._unchecked:
-                strict_json.check_depth(entry)
-                index.check_function(self.index, name)
-        except ValueError as error:
-            raise LoadError("format", f"{self.path}: {INDEX}: {error}") from error
-        self._unchecked.discard(name)
-        return entry
+    def functions(self, index: Mapping[str, Any], member: str) -> Functions:
+        """Return the functions that `index` lists, whose lines `member` has. Raises LoadError."""
+        entry, _ = self._entry(member)
+        return Functions(index, lambda start, size: self._source.read(entry.start + start, size), self.path)
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a member like `[name]`, but check first that it has at most `most` bytes.
@@ -352,17 +326,18 @@ class Archive:
             pass
 
     def check_all(self) -> None:
-        """Check every member. Raises LoadError, naming the first that is not what the index says."""
+        """Check every member and every function. Raises LoadError, naming the first that is not what the index says."""
         for name in self.index["members"]:
             self.check(name)
+        for _ in self.index.get("functions", {}).values():
+            pass
 
     def _entry(self, name: str) -> tuple[_Entry, Mapping[str, Any]]:
         listed = self.index["members"].get(name)
         if listed is None:
             raise LoadError("format", f"{self.path}: there is no member {name!r}")
         entry = self._entries[name]
-        if not self._whole:
-            self._check_header(entry)
+        self._check_header(entry)
         return entry, listed
 
     def _checked(self, name: str, read: Callable[[int, int], _Bytes]) -> _Bytes:
@@ -402,7 +377,7 @@ class Archive:
             raise self._not_a_bundle(str(error)) from None
         if directory != expected:
             raise self._not_a_bundle(_ANOTHER_FILE)
-        for entry in placed[: len(placed) if self._whole else 1]:
+        for entry in placed[:1]:  # the others when they are read
             self._check_header(entry)
         return placed
 
@@ -441,8 +416,8 @@ class Archive:
         entry = next(iter(self._entries.values()), None)
         if entry is None or entry.name != INDEX:
             raise self._not_a_bundle(f"its first member is not {INDEX}")
-        if entry.size > LARGEST_INDEX:
-            raise self._not_a_bundle(f"{INDEX} has {entry.size:,} bytes, over the limit of {LARGEST_INDEX:,}")
+        if entry.size > LARGEST:
+            raise self._not_a_bundle(f"{INDEX} has {entry.size:,} bytes, over the limit of {LARGEST:,}")
         data = self._source.read(entry.start, entry.size)
         if zlib.crc32(data) != entry.crc:
             raise LoadError("digest", f"{self.path}: {INDEX} does not have the CRC-32 that the zip lists")
@@ -453,17 +428,13 @@ class Archive:
             vouch(data, lambda: sha256_of(self._source, entry.start + entry.size, before + data))
         return data
 
-    def _check_members(self, listed: Mapping[str, Mapping[str, Any]]) -> None:
+    def _check_members(self, here: Sequence[str]) -> None:
         """Compare the index's list of members with those of the file: the same, in the same order, each once."""
-        here = {name: entry.size for name, entry in self._entries.items() if name != INDEX}
-        if list(listed) != list(here) or list(here) != sorted(here):
+        listed = self.index["members"]
+        if list(listed) != here or here != sorted(here):
             raise LoadError("digest", f"{self.path}: the index does not list the members that the file has")
         digests: dict[str, str] = {}
         for name, entry in listed.items():
-            if entry["bytes"] != here[name]:
-                raise LoadError(
-                    "digest", f"{self.path}: {name} is not what the index says: it has {here[name]:,} bytes"
-                )
             other = digests.setdefault(entry["sha256"], name)
             if other != name:
                 raise LoadError("format", f"{self.path}: {INDEX}: {other} and {name} are the same, and stored twice")
@@ -485,11 +456,13 @@ class Stored(Pieces):
         return self._of_source()
 
 
-def _writer(index: dict[str, Any]) -> str:
-    """Return the version that wrote a bundle of an unknown format, if the bundle names it."""
+def _build_again(index: dict[str, Any]) -> str:
+    """Return what to do with an archive of another format, with the version that wrote it if it names one."""
     versions = index.get("versions")
     version = versions.get("stagec") if isinstance(versions, dict) else None
-    return f"; stagec {strict_json.shown(version)} wrote it, and this is {VERSION}" if isinstance(version, str) else ""
+    if not isinstance(version, str) or version == VERSION:
+        return f"build it again with stagec {VERSION}"
+    return f"build it again with stagec {VERSION}, or read it with stagec {strict_json.shown(version)}, which wrote it"
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -16,10 +16,10 @@ from stagec.core.trees.tree import Tree
 
 _DESCRIPTION = json_shapes.shape(
     {
-        "parameters?": [str],
-        "donated?": [str],
-        "constants?": [{"name": str, "aval": str, "bytes": int}],
-        "serve?": {
+        "parameters": [str],
+        "donated": [str],
+        "constants": [{"name": str, "aval": str, "bytes": int}],
+        "serve": {
             "inputs?": {...: str},
             "outputs?": {...: str},
             "state?": {...: {"argument?": str, "result?": str, "idle?": float}},
@@ -33,11 +33,11 @@ _DESCRIPTION = json_shapes.shape(
 def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
     """Return how a signature of a bundle is called. artifact: its name in the index.
 
-    names: whether to read the description of the exported artifact, if the bundle has it: it has the names of
-        parameters, and says which arguments are donated.
+    names: whether to read the description of the exported artifact: it has the names of parameters, and says which
+        arguments are donated.
     Raises LoadError ("digest", "format") or ValueError if that is damaged.
     """
-    entry = archive.function(artifact)
+    entry = archive.index["functions"][artifact]
     described = _described(archive, artifact) if names else {}
     call = of_interface(entry["function"], entry, described.get("parameters", ()))
     return replace(
@@ -51,12 +51,11 @@ def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
 
 
 def constants_of(archive: Archive, artifact: str) -> list[dict[str, Any]]:
-    """Return the large constants of an exported artifact: "name", "aval" and "bytes" of each; none if nothing says.
+    """Return the large constants of an exported artifact: "name", "aval" and "bytes" of each.
 
     Raises the errors of `call_of`.
     """
-    described = _described(archive, artifact)
-    return list(described.get("constants", ()))
+    return list(_described(archive, artifact)["constants"])
 
 
 def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[str] = ()) -> Call:
@@ -68,10 +67,8 @@ def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[s
 
 def _described(archive: Archive, artifact: str) -> Mapping[str, Any]:
     """Return the description beside an exported artifact."""
-    entry = archive.function(artifact)
-    if "description" not in entry:
-        return {}
-    described: Mapping[str, Any] = strict_json.parse(archive.read(entry["description"], LARGEST), LARGEST)
+    member = archive.index["functions"][artifact]["description"]
+    described: Mapping[str, Any] = strict_json.parse(archive.read(member, LARGEST), LARGEST)
     _DESCRIPTION(described)
     return described
 

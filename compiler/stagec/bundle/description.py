@@ -14,17 +14,10 @@ from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 
 Scalar: TypeAlias = str | bool | int | float
-FORMAT = 2
-"""Version of the JSON form, if it needs nothing of a later one.
-
-1 (November 2026): the first.
-2 (November 2026): `analysis` counts loops as often as they turn, has the bytes that devices send and the time of links,
-and lists unknown facts.
-3 (November 2026): trees may have dicts with keys that are not strings, and nodes with key entries.
-4 (November 2026): `avoided`. All are read.
-"""
-FORMAT_WITH_KEYS = 3
-FORMAT_WITH_AVOIDED = 4
+FORMAT = 1
+"""Version of the JSON form."""
+EXPORTED_FORMAT = 1
+"""Version of the JSON form of an exported artifact's description (`building/export_description.py`)."""
 LARGEST = 2**24
 """Bytes of a description (16 MiB): one of a function with a hundred thousand arguments."""
 
@@ -175,14 +168,10 @@ class Description(NamedTuple):
         values = self._asdict()
         values["target"] = self.target.to_plain()
         values["device_assignment"] = self.device_assignment and self.device_assignment.to_plain()
-        form = FORMAT if self.in_tree.is_plain and self.out_tree.is_plain else FORMAT_WITH_KEYS
-        if self.avoided:
-            form = FORMAT_WITH_AVOIDED
-        else:
-            del values["avoided"]
         values |= {name: values[name].to_json() for name in ("in_tree", "out_tree")}
         values |= {name: [str(aval) for aval in values[name]] for name in ("in_avals", "out_avals")}
-        return json.dumps({"format": form, "kind": "executable", **values}, indent=1) + "\n"
+        values["avoided"] = dict(self.avoided)
+        return json.dumps({"format": FORMAT, "kind": "executable", **values}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str | bytes) -> Description:
@@ -193,14 +182,9 @@ class Description(NamedTuple):
         data = strict_json.parse(text, LARGEST)
         if not isinstance(data, dict) or data.get("kind") != "executable":
             raise ValueError("it does not describe an executable")
-        if data.get("format") == 1:
-            data["analysis"] = _counted_anew(data.get("analysis"))
-        elif data.get("format") not in (FORMAT, FORMAT_WITH_KEYS, FORMAT_WITH_AVOIDED):
-            raise ValueError(f"its format is {data.get('format')!r}, this version reads 1 to {FORMAT_WITH_AVOIDED}")
+        strict_json.check_format(data, FORMAT, "compile it again")
         _DESCRIPTION(data)
-        if bool(data.get("avoided")) != (data["format"] == FORMAT_WITH_AVOIDED):
-            raise ValueError(f"format: avoided defects are of {FORMAT_WITH_AVOIDED}, and it always has some")
-        values = {name: data[name] for name in Description._fields if name in data}
+        values = {name: data[name] for name in Description._fields}
         values["target"] = Target.from_plain(data["target"])
         assigned = values["device_assignment"]
         values["device_assignment"] = assigned and DeviceAssignment.from_plain(assigned)
@@ -209,8 +193,6 @@ class Description(NamedTuple):
         values |= {name: tuple(values[name]) for name in ("kept_var_idx", "donated")}
         description = Description(**values)
         description._check()
-        if data["format"] < FORMAT_WITH_KEYS and not (description.in_tree.is_plain and description.out_tree.is_plain):
-            raise ValueError(f"format: its trees are of {FORMAT_WITH_KEYS}, not of {data['format']}")
         return description
 
     def _check(self) -> None:
@@ -226,15 +208,6 @@ class Description(NamedTuple):
             raise ValueError("abi: it has other numbers of parameters and results than kept_var_idx and out_avals")
         if not self.nr_devices:
             raise ValueError("nr_devices: expected at least one")
-
-
-def _counted_anew(analysis: object) -> object:
-    """Return the analysis of a format 1 description in today's form: counts with each loop once become unknown."""
-    if not isinstance(analysis, dict) or not isinstance(analysis.get("collectives"), dict):
-        return analysis
-    lost = dict.fromkeys(("flops", "bytes_accessed", "roofline"), "unknown")
-    moved = {kind: dict.fromkeys(_MOVED, "unknown") for kind in analysis["collectives"]}
-    return {**analysis, **lost, "collectives": moved, "unknown": ["how often loops turn, to the stagec that built it"]}
 
 
 _HARDWARE = {"platform": str, "device_kind": str, "requires": [str], "architecture?": str, ...: object}
@@ -299,6 +272,6 @@ _DESCRIPTION = json_shapes.shape(
         "executable_sha256": json_shapes.sha256,
         "executable_bytes": int,
         "components": {...: {"value": str, "sha256": json_shapes.sha256}},
-        "avoided?": {...: str},
+        "avoided": {...: str},
     }
 )

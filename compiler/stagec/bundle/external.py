@@ -121,7 +121,7 @@ class Files:
         """
         if check not in get_args(Check):
             raise ValueError(f"check_weights is {check!r}; write {', '.join(map(repr, get_args(Check)))}")
-        self._listed: Mapping[str, Mapping[str, Any]] = index.get("weights_files", {})
+        self._listed: Mapping[str, Mapping[str, Any]] = index["weights_files"]
         self._archive_path, self._check = archive_path, check
         self._folder = Path(archive_path).parent if folder is None else Path(folder)
         self._arrays: dict[str, set[Place]] = {}

@@ -1,16 +1,17 @@
-"""The index of a bundle: check `index.json` key by key. docs/bundle-format.md describes every key.
+"""The index of a bundle: check `index.json` and the functions that it lists key by key.
 
-The index alone is enough to choose an executable, without opening a description. The time of a check is proportional to
-the length of the index; symbolic dimensions would take more, and have limits. Standard library only.
+docs/bundle-format.md describes every key. They are enough to choose an executable, without opening a description. The
+time of a check is proportional to the length of what is checked; symbolic dimensions would take more, and have limits.
+Standard library only.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stagec.bundle import spelling
 from stagec.bundle.description import TARGET, Description
 from stagec.core.builds import naming
 from stagec.core.builds.version import VERSION
@@ -20,13 +21,11 @@ from stagec.core.sizes.avals import dimension_variables, num_bytes, parse_aval
 from stagec.core.trees import json_shapes
 from stagec.core.trees.tree import Tree
 
-FORMAT_WITH_KEYS = 4
-"""The first version of the bundle format with trees that are not plain; bundles with such trees have it."""
-FORMAT_WITH_FILES = 5
-"""The first version of the bundle format with weights beside the bundle; bundles with such weights have it."""
-FORMAT_WITH_JAXLIBS = 6
-"""The first version of the bundle format with executables of several jaxlibs for one target and bucket; all bundles
-with such executables have it."""
+FUNCTIONS = "functions.jsonl"
+"""The member with the functions of a bundle: a line of JSON for each, in the order of the index."""
+LARGEST = 2**24
+"""Bytes of the index and of the functions (16 MiB each), enough for some 30,000 executables. docs/security.md says how
+long it takes to check them."""
 UNKNOWN = "unknown"
 """Stands for an unknown version, or for a date that follows from it."""
 
@@ -44,15 +43,6 @@ _DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such 
 
 _FILE = json_shapes.matching(rf"{paths.PLAIN}\.safetensors", "a path of a .safetensors file")
 MEMBER = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int})
-MEMBERS = json_shapes.shape({...: MEMBER})
-"""Shape of the key "members" of the index of every kind of archive."""
-
-
-def _members(value: Any) -> None:
-    """Shape of the key "members" of a bundle."""
-    if type(value) is not spelling.Members:
-        MEMBERS(value)
-
 
 _EXECUTABLE = {
     **dict.fromkeys(("target", "executable", "description", "stablehlo"), str),
@@ -87,7 +77,7 @@ _FUNCTION = json_shapes.shape(
         "versions": {...: str},
         "readable_until": _DATE,
         "executables": [_EXECUTABLE],
-        "description?": str,
+        "description": str,
         "golden?": {
             "bucket": {...: int},
             "inputs": {...: _ARRAY},
@@ -105,16 +95,7 @@ def _weight(value: Any) -> None:
     (_OUTSIDE if outside else _INSIDE)(value)
 
 
-_NAMED = json_shapes.table({"function": _NAME, "variant": _VARIANT, ...: object}, _NAME)
-
-
-def _functions(value: Any) -> None:
-    """Shape of the key "functions", with a check of only the names."""
-    if type(value) is spelling.Functions:
-        value = {name: {"function": function, "variant": which} for name, (function, which) in value.variants.items()}
-    _NAMED(value)
-
-
+_LISTED = {"function": _NAME, "variant": _VARIANT, "start": int, "sha256": json_shapes.sha256}
 _BUNDLE = json_shapes.shape(
     {
         "format": int,
@@ -123,18 +104,13 @@ _BUNDLE = json_shapes.shape(
         "version": _VERSION,
         "versions": {...: str},
         "targets": json_shapes.table(TARGET, _NAME),
-        "functions": _functions,
+        "functions": json_shapes.table(_LISTED, _NAME),
         "weights": {...: _weight},
-        "members": _members,
-        "weights_files?": json_shapes.table(MEMBER, _FILE),
-        "base?": {"index": str, "sha256": json_shapes.sha256},
+        "weights_files": json_shapes.table(MEMBER, _FILE),
+        "members": object,
+        "base?": {"index": str, "functions": str, "sha256": json_shapes.sha256},
     }
 )
-
-
-def has_plain_trees(function: Mapping[str, Any]) -> bool:
-    """Whether readers of the first formats understand a function's entry in an index (`Tree.is_plain`)."""
-    return all(Tree.from_json(function[key]).is_plain for key in ("in_tree", "out_tree"))
 
 
 def key_of(executable: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, int], ...], str]:
@@ -154,12 +130,6 @@ def order(executable: Mapping[str, Any]) -> tuple[Any, ...]:
     return target, bucket, [int(part) for part in re.findall(r"\d+", jaxlib)], jaxlib
 
 
-def has_several_jaxlibs(functions: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether executables of several jaxlibs are for one target and bucket of one of `functions` of an index."""
-    keys = [{key_of(executable) for executable in function["executables"]} for function in functions]
-    return any(len({key[:2] for key in of_function}) < len(of_function) for of_function in keys)
-
-
 def jaxlibs(index: Mapping[str, Any]) -> dict[str, int]:
     """Count the executables of each jaxlib in a bundle, by release."""
     entries = [entry for function in index["functions"].values() for entry in function["executables"]]
@@ -170,34 +140,15 @@ def jaxlibs(index: Mapping[str, Any]) -> dict[str, int]:
 def check(index: Any) -> None:
     """Check the index of a bundle: keys, types, and that the names in each entry exist.
 
+    `check_function` checks each function before its use: a process calls few of those of a large bundle.
     Raises ValueError, naming the key at fault.
-    """
-    check_frame(index)
-    if sum(map(len, _expressions(index["functions"].values()))) > MOST_EXPRESSIONS:
-        raise ValueError(f"functions: {_TOO_MANY_EXPRESSIONS}")
-    for name in index["functions"]:
-        check_function(index, name)
-    if index["format"] == FORMAT_WITH_JAXLIBS and not has_several_jaxlibs(index["functions"].values()):
-        raise ValueError(_ONLY_SEVERAL_JAXLIBS)
-
-
-def check_frame(index: Any) -> None:
-    """Check the index of a bundle without its functions: `check_function` checks each function before its use.
-
-    A process calls few of the functions of a large bundle. Raises ValueError, naming the key at fault.
     """
     _BUNDLE(index)
     _check_writer(index["versions"].get("stagec", ""))
-    files = index.get("weights_files", {})
-    several_jaxlibs = index["format"] == FORMAT_WITH_JAXLIBS
-    if not several_jaxlibs and bool(files) != (index["format"] == FORMAT_WITH_FILES):
-        raise ValueError(f"format: weights_files are of {FORMAT_WITH_FILES}, not of {index['format']}")
-    if "weights_files" in index and not files:
-        raise ValueError("weights_files: leave the key out, as there are no files")
-    if "base" in index:
-        if not several_jaxlibs:
-            raise ValueError(f"base: only format {FORMAT_WITH_JAXLIBS} has this key")
-        _check_named("base.index", index["base"]["index"], index["members"], "member")
+    _check_lines(index)
+    for key in ("index", "functions") if "base" in index else ():
+        _check_named(f"base.{key}", index["base"][key], index["members"], "member")
+    files = index["weights_files"]
     for name, weight in index["weights"].items():
         if "file" in weight:
             _check_place(f"weights.{name}", weight, files)
@@ -206,36 +157,49 @@ def check_frame(index: Any) -> None:
     unused = sorted(files.keys() - {weight.get("file") for weight in index["weights"].values()})
     if unused:
         raise ValueError(f"weights_files: no array comes from {unused[0]}")
-    for name, (function, variant) in spelling.variants(index["functions"]).items():
-        artifact = naming.artifact(function, variant)
+    for name, listed in index["functions"].items():
+        artifact = naming.artifact(listed["function"], listed["variant"])
         if artifact != name:
             raise ValueError(f"functions.{name}: it belongs to {artifact}")
 
 
-def check_function(index: Mapping[str, Any], name: str) -> None:
-    """Check a function's entry in an index, after `check_frame`. Raises ValueError, naming the key at fault."""
-    where, function = f"functions.{name}", index["functions"][name]
-    if sum(map(len, _expressions([function]))) > MOST_EXPRESSIONS:
-        raise ValueError(f"{where}: {_TOO_MANY_EXPRESSIONS}")
+def _check_lines(index: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the lines of the functions are all of their member, one after the other."""
+    _check_named("functions", FUNCTIONS, index["members"], "member")
+    size = index["members"][FUNCTIONS]["bytes"]
+    if size > LARGEST:
+        raise ValueError(f"functions: {FUNCTIONS} has {size:,} bytes, over the limit of {LARGEST:,}")
+    if any([*listed] != [*_LISTED] for listed in index["functions"].values()):
+        raise ValueError(f"functions: expected {', '.join(_LISTED)} of each, in this order")
+    starts = [*(listed["start"] for listed in index["functions"].values()), size]
+    if starts[0] != 0 or any(at >= end for at, end in itertools.pairwise(starts)):
+        raise ValueError(f"functions: expected their lines one after the other, from 0 to the {size:,} bytes there are")
+
+
+def check_function(index: Mapping[str, Any], name: str, function: Mapping[str, Any], before: int = 0) -> int:
+    """Check a function's entry against an index that was checked; return how many characters its expressions have.
+
+    before: those of other functions of the bundle. Raises ValueError, naming the key at fault.
+    """
+    where = f"functions.{name}"
+    expressions = sum(map(len, _expressions(function)))
+    if before + expressions > MOST_EXPRESSIONS:
+        raise ValueError(f"{where}: avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters")
     try:
         _FUNCTION(function)
     except json_shapes.Mismatch as error:
         raise error.below(f".{where}") from None
-    if not has_plain_trees(function) and index["format"] < FORMAT_WITH_KEYS:
-        raise ValueError(f"format: the trees of {where} are of {FORMAT_WITH_KEYS}, not of {index['format']}")
-    if index["format"] < FORMAT_WITH_JAXLIBS and has_several_jaxlibs([function]):
-        raise ValueError(_ONLY_SEVERAL_JAXLIBS)
     for which in ("in", "out"):
         if Tree.from_json(function[f"{which}_tree"]).num_leaves != len(function[f"{which}_avals"]):
             raise ValueError(f"{where}.{which}_avals: the tree has a different number of leaves")
     for key in ("exported", "description"):
-        if key in function:
-            _check_named(f"{where}.{key}", function[key], index["members"], "member")
+        _check_named(f"{where}.{key}", function[key], index["members"], "member")
     for key in ("inputs", "outputs"):
         for path, array in function.get("golden", {}).get(key, {}).items():
             _check_array(f"{where}.golden.{key}.{path}", array, index["members"])
     _check_bound(f"{where}.bind", function, index["weights"])
     _check_executables(f"{where}.executables", function, index)
+    return expressions
 
 
 def _check_executables(where: str, function: Mapping[str, Any], index: Mapping[str, Any]) -> None:
@@ -270,12 +234,6 @@ def _check_executables(where: str, function: Mapping[str, Any], index: Mapping[s
         seen.add(which_one)
 
 
-_TOO_MANY_EXPRESSIONS = f"avals with expressions for dimensions have over {MOST_EXPRESSIONS:,} characters"
-_ONLY_SEVERAL_JAXLIBS = (
-    f"format: executables of several jaxlibs for one target and bucket are of {FORMAT_WITH_JAXLIBS}, and of no other"
-)
-
-
 def _check_writer(version: str) -> None:
     """Raise ValueError for a bundle of a later major version: it may mean something else by the same keys."""
     major = re.match(r"(\d{1,9})\.\d+\.\d+", version)
@@ -287,13 +245,12 @@ def _check_writer(version: str) -> None:
         raise ValueError(f"versions.stagec: {what}")
 
 
-def _expressions(functions: Iterable[Any]) -> Iterator[str]:
-    """Yield the avals with expressions for dimensions, from unchecked functions of an index."""
-    for function in functions:
-        for key in ("in_avals", "out_avals"):
-            avals = function.get(key) if isinstance(function, dict) else None
-            written = (aval for aval in (avals if isinstance(avals, list) else ()) if isinstance(aval, str))
-            yield from (aval for aval in written if not _SIMPLE.fullmatch(aval))
+def _expressions(function: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the avals with expressions for dimensions, from an unchecked entry."""
+    for key in ("in_avals", "out_avals"):
+        avals = function.get(key)
+        written = (aval for aval in (avals if isinstance(avals, list) else ()) if isinstance(aval, str))
+        yield from (aval for aval in written if not _SIMPLE.fullmatch(aval))
 
 
 def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any]) -> None:

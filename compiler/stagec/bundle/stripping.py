@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-
-from stagec.bundle.archive import INDEX, Archive, Content, Stored, encode_index
+from stagec.bundle import archive as archives
+from stagec.bundle.archive import Archive, Content, Stored
 
 _NAMES = ("exported", "executable", "description", "stablehlo")
 """Keys of the index's functions and executables that name members."""
@@ -16,13 +15,13 @@ def strip(archive: Archive) -> dict[str, Content]:
     The states before `stagec add-jaxlib` go too, because their signatures do not cover the rest. Writing the members
     reads and checks them: the new bundle is good if this raised no LoadError.
     """
-    index = copy.deepcopy(archive.index)
-    index.pop("base", None)
-    for function in index["functions"].values():
-        function.pop("golden", None)
-    kept = {weight["member"] for weight in index["weights"].values() if "member" in weight}
-    for function in index["functions"].values():
+    functions = {
+        name: {key: value for key, value in entry.items() if key != "golden"}
+        for name, entry in archive.index["functions"].items()
+    }
+    kept = {weight["member"] for weight in archive.index["weights"].values() if "member" in weight}
+    for function in functions.values():
         for entry in (function, *function["executables"]):
             kept |= {entry[key] for key in _NAMES if key in entry}
-    index["members"] = {name: entry for name, entry in index["members"].items() if name in kept}
-    return {INDEX: encode_index(index), **{name: Stored(archive, name) for name in index["members"]}}
+    index = {key: value for key, value in archive.index.items() if key != "base"} | {"functions": functions}
+    return archives.bundle(index, {name: Stored(archive, name) for name in kept})

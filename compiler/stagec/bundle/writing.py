@@ -6,18 +6,19 @@ digests and shapes, and joins what is there. An edit of one function waits for i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.bundle import index
+from stagec.bundle import archive as archives, index
 from stagec.bundle.additions import extended
-from stagec.bundle.archive import FORMAT, INDEX, Archive, Content, Stored, digest, encode_index, members_table
+from stagec.bundle.archive import FORMAT, INDEX, Archive, Content, Stored, digest, members_table
 from stagec.bundle.binding import Bindings
-from stagec.bundle.description import LARGEST, Description
+from stagec.bundle.description import EXPORTED_FORMAT, LARGEST, Description
 from stagec.bundle.expiry import readable_until
 from stagec.bundle.external import Description as DescribedFile, Outside
+from stagec.bundle.functions import split
+from stagec.bundle.index import FUNCTIONS
 from stagec.bundle.safetensors import Tensor
 from stagec.core.builds import components
 from stagec.core.builds.specs import FunctionSpec
@@ -25,6 +26,22 @@ from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
 from stagec.core.sizes.avals import tolerance
 from stagec.core.trees import json_shapes
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported artifact to put into a bundle.
+
+    name: `manifest.function` or `manifest.function-variant`. content: the artifact. spec: its function's.
+    description: written with it, so that this reads no module.
+    golden: golden inputs and outputs by their paths, as `frontends.golden` makes them; None if there are none.
+    """
+
+    name: str
+    content: Content
+    spec: FunctionSpec
+    description: bytes
+    golden: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,24 +64,14 @@ class Inconsistent(ValueError):
 def gather(
     name: str,
     version: str,
-    exports: Mapping[str, Content],
-    specs: Mapping[str, FunctionSpec],
+    exports: Sequence[Export],
     executables: Sequence[Member],
-    descriptions: Mapping[str, bytes] | None = None,
     weights: Mapping[str, Mapping[str, Tensor]] | None = None,
-    golden: Mapping[str, Mapping[str, Tensor]] | None = None,
-    interfaces: Mapping[str, Mapping[str, Any]] | None = None,
     external: Mapping[str, DescribedFile] | None = None,
 ) -> dict[str, Content]:
-    """Return the members of a bundle; they depend on nothing but the arguments, and not on the order of `executables`.
+    """Return the members of a bundle; they depend on nothing but the arguments, and not on the order of a sequence.
 
-    exports: `manifest.function` or `manifest.function-variant` -> serialized `Exported`.
-    specs: the spec of each of `exports`.
-    descriptions: the description of each of `exports`, so that this reads no module. Optional for exports without bound
-        arguments.
     weights: the arrays of each file that functions bind arguments to, by its path in the manifest.
-    golden: inputs and outputs of some of `exports`, by their paths, as `frontends.golden` makes them.
-    interfaces: the result of `Exported.interface` for each of `exports` without a description.
     external: the files that stay beside the bundle, instead of their arrays in `weights`.
     Raises Inconsistent when an executable was not compiled from the given export, or differs from its description;
     StagecError when weights do not match the bound arguments.
@@ -75,48 +82,22 @@ def gather(
     bindings = Bindings({**(weights or {}), **arrays})
     functions: dict[str, Any] = {}
     targets: dict[str, Any] = {}
-    for full_name, exported in sorted(exports.items()):
-        artifact, spec = full_name.removeprefix(f"{name}."), specs[full_name]
-        given = (descriptions or {}).get(full_name)
-        if given:
-            described = _described(full_name, given, exported)
-        else:
-            described = {**(interfaces or {})[full_name], "bound": {}, "components": {}}
-        made_with = described["components"]  # an artifact of a StableHLO module has no jax
-        versions = {name: made_with[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in made_with}
-        functions[artifact] = {
-            "function": spec.name,
-            "variant": spec.variant,
-            "static": dict(sorted(spec.static.items())),
-            "in_tree": described["in_tree"],
-            "in_avals": described["in_avals"],
-            "out_tree": described["out_tree"],
-            "out_avals": described["out_avals"],
-            "bind": bindings.of(spec, described),
-            "padding": {dim: dict(table) for dim, table in sorted(spec.padding.items())},
-            "exported": members.add(f"{artifact}.exported", exported),
-            "platforms": described["platforms"],
-            "nr_devices": described["nr_devices"],
-            "custom_calls": described["custom_calls"],
-            "calling_convention_version": described["calling_convention_version"],
-            "versions": versions,
-            "readable_until": readable_until(versions.get("jax")),
-            "executables": [],
-        }
-        if given:
-            text = (json.dumps(described, separators=(",", ":")) + "\n").encode()
-            functions[artifact]["description"] = members.add(f"{artifact}.exported.json", text)
-    _add_executables(name, executables, exports, members, functions, targets)
+    in_order = sorted(exports, key=lambda export: export.name)
+    for export in in_order:
+        artifact = export.name.removeprefix(f"{name}.")
+        functions[artifact] = _function(members, bindings, export, artifact)
+    contents = {export.name: export.content for export in exports}
+    _add_executables(name, executables, contents, members, functions, targets)
     bindings.check()
     weight_entries = {name: _weight(members, name, tensor) for name, tensor in sorted(bindings.tensors.items())}
     # Last: a member that another entry needs keeps its name when `strip` removes these.
-    for full_name, tensors in sorted((golden or {}).items()):
-        function = functions[full_name.removeprefix(f"{name}.")]
-        function["golden"] = _golden(members, specs[full_name], tensors)
+    for export in in_order:
+        if export.golden is not None:
+            functions[export.name.removeprefix(f"{name}.")]["golden"] = _golden(members, export.spec, export.golden)
     used = {entry["file"] for entry in weight_entries.values() if "file" in entry}
     listed = {name: {"sha256": file.sha256, "bytes": file.size} for name, file in sorted(files.items()) if name in used}
     result = {
-        "format": _format(functions, bool(listed)),
+        "format": FORMAT,
         "kind": "bundle",
         "name": name,
         "version": version,
@@ -125,11 +106,9 @@ def gather(
         "targets": dict(sorted(targets.items(), key=lambda item: (len(item[1]["requires"]), item[0]))),
         "functions": functions,
         "weights": weight_entries,
-        **({"weights_files": listed} if listed else {}),
-        "members": members_table(members.data),
+        "weights_files": listed,
     }
-    index.check(result)
-    return {INDEX: encode_index(result), **dict(sorted(members.data.items()))}
+    return _checked(result, members)
 
 
 def extend(archive: Archive, executables: Sequence[Member]) -> dict[str, Content]:
@@ -141,15 +120,29 @@ def extend(archive: Archive, executables: Sequence[Member]) -> dict[str, Content
     """
     before = archive[INDEX]
     name, functions = archive.index["name"], archive.index["functions"]
-    members = _Members({member: Stored(archive, member) for member in archive.index["members"]})
+    stored = {member: Stored(archive, member) for member in archive.index["members"]}
+    functions_before = stored.pop(FUNCTIONS)
+    members = _Members(stored)
     exports = {f"{name}.{artifact}": members.data[entry["exported"]] for artifact, entry in functions.items()}
     added: dict[str, Any] = {artifact: {"executables": []} for artifact in functions}
     _add_executables(name, executables, exports, members, added, {**archive.index["targets"]})
-    base = {"index": members.add(f"base/{digest(before)}.json", before), "sha256": archive.sha256()}
+    base = {
+        "index": members.add(f"base/{digest(before)}.json", before),
+        "functions": members.add(f"base/{digest(functions_before)}.jsonl", functions_before),
+        "sha256": archive.sha256(),
+    }
     rows = {artifact: entry["executables"] for artifact, entry in added.items()}
-    result = extended(archive.index, rows, base, members_table(members.data), {"stagec": VERSION})
-    index.check(result)
-    return {INDEX: encode_index(result), **dict(sorted(members.data.items()))}
+    return _checked(extended(archive.index, rows, base, {"stagec": VERSION}), members)
+
+
+def _checked(result: Mapping[str, Any], members: _Members) -> dict[str, Content]:
+    """Return the members of a bundle, after checking its index as a reader does."""
+    written, _ = split(result, members_table(members.data))
+    index.check(written)
+    expressions = 0
+    for name, entry in result["functions"].items():
+        expressions += index.check_function(written, name, entry, expressions)
+    return archives.bundle(result, members.data)
 
 
 def _add_executables(
@@ -172,15 +165,6 @@ def _add_executables(
             "stablehlo": members.add(f"{stem}.stablehlo.mlirbc", member.stablehlo),
         }
         functions[artifact]["executables"].append({**entry, **names})
-
-
-def _format(functions: Mapping[str, Any], with_files: bool) -> int:
-    """Return the first version of the bundle format that supports these functions."""
-    if index.has_several_jaxlibs(functions.values()):
-        return index.FORMAT_WITH_JAXLIBS
-    if with_files:
-        return index.FORMAT_WITH_FILES
-    return FORMAT if all(map(index.has_plain_trees, functions.values())) else index.FORMAT_WITH_KEYS
 
 
 class _Members:
@@ -206,6 +190,33 @@ class _Members:
         first_name = self._names.setdefault(sha256, name)
         self.data[first_name] = content
         return first_name
+
+
+def _function(members: _Members, bindings: Bindings[Any], export: Export, artifact: str) -> dict[str, Any]:
+    """Return the entry of a function without executables, and add its artifact to the members."""
+    spec, described = export.spec, _described(export)
+    made_with = described["components"]  # an artifact of a StableHLO module has no jax
+    versions = {name: made_with[name]["value"] for name in ("jax", "jaxlib", "stagec") if name in made_with}
+    return {
+        "function": spec.name,
+        "variant": spec.variant,
+        "static": dict(sorted(spec.static.items())),
+        "in_tree": described["in_tree"],
+        "in_avals": described["in_avals"],
+        "out_tree": described["out_tree"],
+        "out_avals": described["out_avals"],
+        "bind": bindings.of(spec, described),
+        "padding": {dim: dict(table) for dim, table in sorted(spec.padding.items())},
+        "exported": members.add(f"{artifact}.exported", export.content),
+        "platforms": described["platforms"],
+        "nr_devices": described["nr_devices"],
+        "custom_calls": described["custom_calls"],
+        "calling_convention_version": described["calling_convention_version"],
+        "versions": versions,
+        "readable_until": readable_until(versions.get("jax")),
+        "executables": [],
+        "description": members.add(f"{artifact}.exported.json", strict_json.line(described)),
+    }
 
 
 def _weight(members: _Members, name: str, array: Tensor | Outside) -> dict[str, Any]:
@@ -243,15 +254,16 @@ _DESCRIPTION = json_shapes.shape(
 )
 
 
-def _described(name: str, description: bytes, exported: Content) -> dict[str, Any]:
+def _described(export: Export) -> dict[str, Any]:
     """Return a bundle's form of the description of an exported artifact; `components.INTERPRETER` gives the reason."""
     try:
-        data: dict[str, Any] = strict_json.parse(description, LARGEST)
+        data: dict[str, Any] = strict_json.parse(export.description, LARGEST)
         _DESCRIPTION(data)
+        strict_json.check_format(data, EXPORTED_FORMAT, "export it again")
     except ValueError as error:
-        raise Inconsistent(f"{name}: not the description of an exported artifact: {error}") from error
-    if digest(exported) != data["exported_sha256"]:
-        raise Inconsistent(f"{name}: the description belongs to a different export")
+        raise Inconsistent(f"{export.name}: not the description of an exported artifact: {error}") from error
+    if digest(export.content) != data["exported_sha256"]:
+        raise Inconsistent(f"{export.name}: the description belongs to a different export")
     data["components"].pop(components.INTERPRETER, None)
     return data
 

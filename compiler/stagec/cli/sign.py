@@ -71,7 +71,7 @@ def _sign_files(options: Options, key: PrivateKey) -> Answer:
     else:
         archive = Archive(options.bundle)
         archive.check_all()
-        listed = archive.index.get("weights_files", {})
+        listed = archive.index["weights_files"]
         name, files = archive.index["name"], {path.name: archive.sha256()}
         files |= {file: entry["sha256"] for file, entry in listed.items()}
     with blaming(options.key, of=(ValueError,)):

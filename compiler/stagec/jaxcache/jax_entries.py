@@ -293,8 +293,9 @@ def to_json(entries: Sequence[Entry]) -> str:
 def read(text: str) -> list[Entry]:
     """Read the JSON form of `to_json`. Raises ValueError, naming the key at fault, for anything else."""
     document = strict_json.parse(text, _MOST)
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+    if not isinstance(document, dict) or "entries" not in document:
         raise ValueError("not an index of entries of JAX's compilation cache")
+    strict_json.check_format(document, _FORMAT, "build the folder again")
     _INDEX(document)
     return [Entry(**entry) for entry in document["entries"]]
 

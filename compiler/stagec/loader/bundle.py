@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from jaxlib import _jax
 
-from stagec.bundle import spelling
 from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.sizes.avals import Aval, parse_aval, physical
@@ -45,7 +44,7 @@ class Bundle(Mapping[str, Function]):
         self.name: str = index["name"]
         self.version: str = index["version"]
         self._families: dict[str, dict[str, str]] = {}  # names of artifacts, by function and variant
-        for name, (function, variant) in spelling.variants(index["functions"]).items():
+        for name, (function, variant) in index["functions"].variants.items():
             self._families.setdefault(function if variant else name, {})[variant] = name
         self._names = list(index["functions"])
         self._targets = list(index["targets"])

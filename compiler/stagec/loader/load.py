@@ -83,11 +83,11 @@ def load(
         from stagec.trust import attestation
 
         given = [signature] if isinstance(signature, str | os.PathLike) else signature or ()
-        archive = attestation.open_signed(path, keys, threshold, [os.fspath(file) for file in given], whole=False)
+        archive = attestation.open_signed(path, keys, threshold, [os.fspath(file) for file in given])
     else:
-        archive = Archive(path, whole=False)
+        archive = Archive(path)
     files = None
-    if "weights_files" in archive.index:
+    if archive.index["weights_files"]:
         from stagec.bundle.external import Files  # most bundles have none, and do not wait for it
 
         files = Files(archive.path, archive.index, None if weights is None else os.fspath(weights), check_weights)

@@ -131,7 +131,7 @@ def _faults(archive: Archive, file: str, wanted: Mapping[str, str], given: Mappi
 def _prefixes(archive: Archive, file: str) -> Iterator[str]:
     """Yield the prefixes that the manifest gives arguments: all arrays of a file with these names must be bound."""
     for function in archive.index["functions"]:
-        entry = archive.function(function)
+        entry = archive.index["functions"][function]
         bound = [(bind["leaf"], bind["weight"].partition(":")) for bind in entry["bind"]]
         mine = [(leaf, tensor) for leaf, (name, _, tensor) in bound if name == file]
         if not mine:

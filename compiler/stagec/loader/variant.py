@@ -54,7 +54,7 @@ class Variant:
         """
         if loaded.archive is None:
             raise CallError("closed", f"{name}: the bundle was closed")
-        entry = loaded.archive.function(name)
+        entry = loaded.archive.index["functions"][name]
         self.name = name
         self.static: Mapping[str, Any] = tupled(entry["static"])
         self.usage = functools.cache(functools.partial(_usage_of, loaded, name))

@@ -165,18 +165,12 @@ def _function_spec(
             "padding": {dim: table.model_dump() for dim, table in sorted(function.padding.items())},
             "serve": function.served,
             "golden": _golden(function),
-            "bind": {argument: _bound(weights) for argument, weights in sorted(function.bind.items())},
+            "bind": {argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
             "devices": _devices(manifest, function),
             "frontend": frontends.of_entry(function.entry, function.frontend).name,
         }
         | manifest.tracing_of(function)
     )
-
-
-def _bound(weights: Weights) -> dict[str, Any]:
-    """Return a spec's form of weights. Weights in the bundle keep the old form."""
-    plain: dict[str, Any] = weights.model_dump(exclude=None if weights.external else {"external"})
-    return plain
 
 
 def _devices(manifest: Manifest, function: Function) -> tuple[Mapping[str, Any], ...]:
@@ -188,8 +182,7 @@ def _devices(manifest: Manifest, function: Function) -> tuple[Mapping[str, Any],
 def _golden(function: Function) -> Mapping[str, Any]:
     if function.golden is None:
         return {}
-    # Without this key, the spec keeps the old form.
-    table = function.golden.model_dump(exclude=None if function.golden.optimized else {"optimized"})
+    table = function.golden.model_dump()
     return {**table, "bucket": table["bucket"] or next(function.every_bucket())}
 
 

@@ -119,7 +119,7 @@ class Weights:
 
         files: those beside the bundle; None: in its folder, each opened and checked when it is used.
         """
-        if files is None and "weights_files" in archive.index:
+        if files is None and archive.index["weights_files"]:
             from stagec.bundle.external import Files
 
             files = Files(archive.path, archive.index, None, "use")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagec.bundle.archive import INDEX, Archive, Indexed
+from stagec.bundle.archive import INDEX, Archive
 from stagec.core.data import strict_json
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees import json_shapes
@@ -28,13 +28,14 @@ from stagec.trust.keys import Key, is_signed, read_keys
 from stagec.trust.model_signing import SignedModel
 
 if TYPE_CHECKING:
+    from stagec.bundle.additions import Indexed
     from stagec.trust.keys import PublicKey
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 """The type of a statement about how its subjects were built. Signatures of other types do not count."""
 BUILD_TYPE = "urn:stagec:build:bazel:1"
-"""The meaning of the predicate's parameters: docs/build-type.md. 1 (November 2026): the first."""
+"""The meaning of the predicate's parameters: docs/build-type.md."""
 ADDITION_TYPE = "urn:stagec:build:add-jaxlib:1"
 """The same for a bundle that `stagec add-jaxlib` made from another."""
 SUFFIX = ".dsse.json"
@@ -218,20 +219,18 @@ def open_signed(
     keys: Iterable[Key],
     threshold: int = 1,
     signature: str | Path | Sequence[str | Path] | None = None,
-    whole: bool = True,
 ) -> Archive:
     """Open a bundle that enough of `keys` signed. Before the check, it reads only the places of the members.
 
     The signed statement has the digest of the index and of every member. So the archive hands out only signed bytes: it
     compares each member with the digest in the index.
-    keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`. whole: as
-    for `Archive`.
+    keys, threshold: as for `Vouching`. signature: the envelope, or several; None: those of `envelopes_of`.
     Raises LoadError: "signature" when a signature is missing, wrong or for other content; "key" when a key cannot be
     read; "cryptography" when that package is not installed; and the errors of `Archive`.
     """
     given = (signature,) if isinstance(signature, str | Path) else signature or ()
     vouching = Vouching(path, keys, threshold, given)
-    archive = Archive(path, vouch=vouching, whole=whole)
+    archive = Archive(path, vouch=vouching)
     vouching.check(archive)
     return archive
 
@@ -251,7 +250,7 @@ def subjects(archive: Indexed) -> dict[str, str]:
     members = {name: entry["sha256"] for name, entry in archive.index["members"].items()}
     digests = {INDEX: hashlib.sha256(archive.encoded_index).hexdigest(), **members}
     inside = {f"{bundle_name(archive)}/{name}": digest for name, digest in digests.items()}
-    return inside | {name: file["sha256"] for name, file in archive.index.get("weights_files", {}).items()}
+    return inside | {name: file["sha256"] for name, file in archive.index["weights_files"].items()}
 
 
 def bundle_name(archive: Indexed) -> str:

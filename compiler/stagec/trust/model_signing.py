@@ -21,7 +21,7 @@ from stagec.trust import keys
 from stagec.trust.dsse import PAYLOAD_TYPE, pae
 
 if TYPE_CHECKING:
-    from stagec.bundle.archive import Indexed
+    from stagec.bundle.additions import Indexed
     from stagec.trust.keys import PrivateKey
 
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
@@ -77,7 +77,7 @@ class SignedModel(NamedTuple):
     def check(self, archive: Indexed, path: str | Path, digest: str | None = None) -> None:
         """Check that the signed weights beside the bundle are those that it needs. Raises LoadError."""
         folders = {name.rpartition("/")[0] for name in self.files if _is_called(archive.path, name)}
-        for name, file in archive.index.get("weights_files", {}).items():
+        for name, file in archive.index["weights_files"].items():
             signed = {self.files.get(f"{folder}/{name}".lstrip("/"), file["sha256"]) for folder in folders}
             if signed - {file["sha256"]}:
                 raise LoadError("signature", f"{path}: other weights were signed: {name} differs")

@@ -136,7 +136,7 @@ def statement(
     folder = PurePosixPath(manifest[0]).parent
     resolved += [
         {"name": str(folder / weights), "digest": {"sha256": file["sha256"]}}
-        for weights, file in archive.index.get("weights_files", {}).items()
+        for weights, file in archive.index["weights_files"].items()
     ]
     resolved += _wheels(environments)
     variables = {artifact: json.loads(text).get("environment") for artifact, text in sorted(specs.items())}

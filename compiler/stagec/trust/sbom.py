@@ -51,7 +51,7 @@ def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Envi
             "hashes": [{"alg": "SHA-256", "content": file["sha256"]}],
             "properties": [{"name": "stagec:bytes", "value": str(file["bytes"])}],
         }
-        for path, file in archive.index.get("weights_files", {}).items()
+        for path, file in archive.index["weights_files"].items()
     ]
     values = {
         "version": 1,

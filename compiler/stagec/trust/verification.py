@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stagec.bundle.additions import bases
-from stagec.bundle.archive import Archive, Indexed
+from stagec.bundle.additions import Indexed, bases
+from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
 from stagec.core.messages.refusal import LoadError
 from stagec.trust import fleet

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from stagec.bundle.archive import INDEX, encode_index, members_table
 from tests import chromium
 from tests.building import build, checked, stagec
-from tests.bundles import edited, edited_index
+from tests.bundles import edited, edited_index, whole_index, with_index
 from tests.signed import write_keys, write_provenance
 
 MANIFEST = """
@@ -191,14 +190,13 @@ def test_keys_and_screen_readers(bundle: Path, tmp_path: Path, browser: chromium
 
 def test_two_bundles_side_by_side(bundle: Path, tmp_path: Path, browser: chromium.Page) -> None:
     def apply(members: dict[str, bytes]) -> None:
-        index = json.loads(members[INDEX])
+        index = whole_index(members)
         entry = index["functions"]["layer"]["executables"][0]
         description = json.loads(members[entry["description"]])
         description["analysis"]["peak_bytes"] *= 2
         members[entry["description"]] = json.dumps(description).encode()
         del index["functions"]["twice"]
-        index["members"] = members_table({name: data for name, data in members.items() if name != INDEX})
-        members[INDEX] = encode_index(index)
+        members.update(with_index(index, members))
 
     page = tmp_path / "two.html"
     other = edited(bundle, tmp_path / "other.aot", apply)

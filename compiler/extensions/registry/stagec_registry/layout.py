@@ -192,7 +192,7 @@ def of_bundle(
 
 def files_of(bundle: FileOf, archive: Archive, weights: Mapping[str, str]) -> dict[str, FileOf]:
     """Return the bundle and the files beside it, by their paths, the bundle first. Raises ValueError as `of_bundle`."""
-    listed = archive.index.get("weights_files", {})
+    listed = archive.index["weights_files"]
     missing = sorted(listed.keys() - weights.keys())
     if missing:
         raise ValueError(f"the weights {', '.join(missing)} are not given")

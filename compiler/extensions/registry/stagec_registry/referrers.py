@@ -17,7 +17,8 @@ from stagec.trust.attestation import SUFFIX, Statement, numbered
 from stagec.trust.dsse import LARGEST, Envelope
 
 if TYPE_CHECKING:
-    from stagec.bundle.archive import Archive, Indexed
+    from stagec.bundle.additions import Indexed
+    from stagec.bundle.archive import Archive
     from stagec.trust.model_signing import SignedModel
 
 STATEMENT_SUFFIX, SBOM_SUFFIX = ".intoto.json", ".sbom.json"

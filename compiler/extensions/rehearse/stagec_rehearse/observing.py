@@ -140,7 +140,7 @@ class _Observer:
         try:
             row |= _described(computation)
             key = cache_keys.recorded(lambda: compilation_cache.get_cache_key(computation, devices, options, backend))
-            # What is of this machine, or of its packages, is no part of what is written.
+            # What belongs to this machine, or to its packages, stays out of the file.
             plain = {jax_entries.TOPOLOGY: b"", jax_entries.COMPRESSION: b"zlib"}
             key = dataclasses.replace(key.with_parts(plain), mesh=_mesh(computation) or [int(devices.size)])
             row["hex"] = key.to_bytes().hex()

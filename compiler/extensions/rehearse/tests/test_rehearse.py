@@ -270,13 +270,13 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     done = rehearse("--", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [tuple(row.split()[-2:]) for row in done.stdout.splitlines() if "train.py:" in row]
-    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(rehearsed on .*?)```", page, re.DOTALL)
     wanted = [tuple(row.split()[-2:]) for row in shown.splitlines() if "train.py:" in row]
     assert len(wanted) == 2
     assert set(wanted) <= set(rows)
     listed = programs.read(str(tmp_path / "rehearsal" / programs.NAME))
     (step,) = (row for row in listed.programs if row.name == "jit_step")
-    (table,) = re.findall(r"```toml\n(\[\[programs\]\].*?)```", page, re.DOTALL)
+    (table,) = re.findall(r"```text\n(\[\[programs\]\].*?)```", page, re.DOTALL)
     (row,) = tomllib.loads(table)["programs"]
     assert (row["line"], row["runs"]) == (step.line, step.runs)
     assert row["arguments"] == [*step.arguments][: len(row["arguments"])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +9,14 @@ from stagec.cli.files import Answer, Options, Sums, on_disk, pair, read, read_te
 from stagec.core.messages.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
-    from stagec.bundle.archive import Content
     from stagec.bundle.external import Description
-    from stagec.core.builds.specs import FunctionSpec
+    from stagec.bundle.writing import Export
 
 OPTIONS = {
     "--name NAME": "the manifest's name",
     "--version VERSION": "the manifest's version",
     "--output OUTPUT": "where to write the bundle",
-    "[--export NAME:FILE:SPEC[:DESCRIPTION]]...": "an exported artifact, its function's spec and what it was made from",
+    "[--export NAME:FILE:SPEC:DESCRIPTION]...": "an exported artifact, its function's spec and its description",
     "[--executable NAME:FILE:DESCRIPTION:MODULE]...": "an executable, its description and its StableHLO module",
     "[--weights NAME=FILE]...": "a safetensors file that arguments are bound to; NAME is its path in the manifest",
     "[--external-weights NAME=FILE.json]...": "one that stays beside the bundle: what describe-weights wrote",
@@ -36,27 +34,25 @@ def run(options: Options) -> Answer:
     from stagec.core.messages import phases
 
     with phases.phase("import"):
-        from stagec.bundle.archive import INDEX, content, pieces
-        from stagec.bundle.writing import Member, gather
+        from stagec.bundle.archive import index_of, pieces
+        from stagec.bundle.writing import Export, Member, gather
 
-    given = [split(text, 4 if text.count(":") > 2 else 3) for text in options.export]
-    exports = {name: on_disk(path) for name, path, *_ in given}
-    function_specs = {name: specs.function_spec(read_text(path)) for name, _, path, *_ in given}
-    descriptions = {name: read(path) for name, _, _, *described in given for path in described}
+    golden = read_weights(options.golden)
+    exports = [
+        Export(name, on_disk(path), specs.function_spec(read_text(spec)), read(description), golden.get(name))
+        for name, path, spec, description in (split(text, 4) for text in options.export)
+    ]
     executables = [
         Member(name, on_disk(executable), read(description), on_disk(module))
         for name, executable, description, module in (split(text, 4) for text in options.executable)
     ]
     weights = read_weights(options.weights)
-    golden = read_weights(options.golden)
     external = _described(options.external_weights)
     sums = Sums()
     try:
-        interfaces = {name: _interface(exported) for name, exported in exports.items() if name not in descriptions}
-        inputs = exports, function_specs, executables, descriptions, weights, golden, interfaces, external
-        members = gather(options.name, options.version, *inputs)
+        members = gather(options.name, options.version, exports, executables, weights, external)
         if options.serves:
-            _check_served(bytes(content(members[INDEX])), options.serves, function_specs)
+            _check_served(index_of(members, options.output), options.serves, exports)
         # Weights and executables are larger than memory may be: they are copied from file to file.
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
     except ValueError as error:
@@ -64,12 +60,12 @@ def run(options: Options) -> Answer:
     return Answer({"name": options.name, "output": options.output, **sums.to_plain()})
 
 
-def _check_served(index: bytes, requirements: Sequence[str], function_specs: Mapping[str, FunctionSpec]) -> None:
+def _check_served(index: Mapping[str, Any], requirements: Sequence[str], exports: Sequence[Export]) -> None:
     """Raise StagecError if a bundle lacks executables of a jaxlib that its manifest names in `serves`."""
     from stagec.trust import fleet
 
-    rows = fleet.serves(json.loads(index), [fleet.release(requirement, "--serves") for requirement in requirements])
-    manifest = next((spec.manifest for spec in function_specs.values()), "")
+    rows = fleet.serves(index, [fleet.release(requirement, "--serves") for requirement in requirements])
+    manifest = next((export.spec.manifest for export in exports), "")
     problems = [
         Problem(
             manifest, "manifest.serves", f"jaxlib {jaxlib}: {fleet.summary(of_it)}", "name it in jaxlib = [...] too"
@@ -90,11 +86,3 @@ def _described(given: list[str]) -> dict[str, Description]:
         with blaming(path, what="not the description of a file of weights: "):
             described[name] = Description.from_json(read(path))
     return described
-
-
-def _interface(exported: Content) -> Mapping[str, Any]:
-    """Return the facts in an exported artifact without a description. Artifacts from Bazel's actions have one."""
-    from stagec.bundle.archive import content
-    from stagec.stages.exported import Exported
-
-    return Exported.deserialize(bytes(content(exported))).interface()

@@ -61,14 +61,12 @@ def of_export(
         *("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins"),
         *("frontend", "environment"),
     )
-    # Keys that are younger than the format appear only with a value, so that other descriptions keep their bytes.
-    silent: dict[str, object] = {"prng_impl": None, "host_callbacks": "refuse", "serve": {}, "axis_types": []}
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
     values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
     values |= {
         f"sharding {key}" if "sharding" in key or key in ("mesh", "axis_types") else f"key {key}": value
         for key, value in sorted(spec.items())
-        if key not in shown_otherwise and not (key in silent and value == silent[key])
+        if key not in shown_otherwise
     }
     values |= {f"environment variable {name}": text for name, text in sorted(spec["environment"].items())}
     values["environment enable_x64"] = spec["enable_x64"]

@@ -57,7 +57,7 @@ class FunctionSpec:
     allow_custom_calls: targets of custom calls that the module may have although stagec does not know them.
     matmul_precision: a value of jax_default_matmul_precision; None: JAX's own default.
     padding: dimension -> "fill" and "mask", for the loader. It changes no byte of the artifact.
-    bind: argument -> "file" and "prefix": the weights that a loader passes; "external": true if they stay outside the
+    bind: argument -> "file" and "prefix": the weights that a loader passes; "external": whether they stay outside the
         bundle. It changes no byte of the artifact.
     serve: "inputs" and "outputs", if there are any: path of an array -> its name in a server; "state" and "rows", as
         the manifest has them. It changes no byte of the artifact.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 DEEPEST = 200
@@ -41,23 +41,20 @@ def parse(text: bytes | str, most: int, most_values: int | None = None) -> Any:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
     escapes = "\\u" in text
     if escapes or text.count("[") + text.count("{") > DEEPEST:  # most documents have too few to be too deep
-        check_depth(value, escapes)
+        _check_depth(value, escapes)
     return value
 
 
-def spelled(text: bytes, most: int, encode: Callable[[Any], bytes]) -> Any:
-    """Return the result of `parse` for a string in the spelling of `encode`; None for any other.
+def line(value: Any) -> bytes:
+    """Return a value as one line of JSON, without spaces."""
+    return (json.dumps(value, separators=(",", ":"), check_circular=False) + "\n").encode()
 
-    A string with one spelling has no key twice, and its length bounds its depth alone: `check_depth` looks at the parts
-    that are used. This takes a third of the time.
-    """
-    if len(text) > most or b"\\u" in text:
-        return None
-    try:
-        value = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_constant)
-        return value if encode(value) == text else None
-    except (ValueError, RecursionError):
-        return None
+
+def check_format(document: Mapping[str, Any], ours: int, write: str) -> None:
+    """Raise ValueError if a file of ours has another version of its format than `ours`. write: what to do then."""
+    version = document.get("format")
+    if type(version) is not int or version != ours:
+        raise ValueError(f"its format is {shown(json.dumps(version))}, and this stagec reads {ours}: {write}")
 
 
 def shown(text: str) -> str:
@@ -117,7 +114,7 @@ def _constant(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
 
 
-def check_depth(value: Any, escapes: bool = False) -> None:
+def _check_depth(value: Any, escapes: bool = False) -> None:
     """Raise ValueError for a value that is nested deeper than DEEPEST: level by level, and so without recursion.
 
     escapes: whether strings may have half of a surrogate pair: UTF-8 has none, so it was written as an escape.

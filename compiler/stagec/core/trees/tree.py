@@ -107,12 +107,6 @@ class Tree(NamedTuple):
         """Whether it is a custom node that holds no array: a static part of the node that it is in."""
         return self.kind == "custom" and not self._has_leaf()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether readers that know strings as keys and `Fields` alone understand it: formats of files depend on it."""
-        own = all(type(key) is str for key in self.keys) and self.keyed is None
-        return own and all(child.is_plain for child in self.children if child.kind != "leaf")
-
     def _has_leaf(self) -> bool:
         return self.kind == "leaf" or any(child._has_leaf() for child in self.children)
 

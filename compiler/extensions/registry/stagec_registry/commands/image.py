@@ -59,7 +59,7 @@ def layout_of(options: Options, container: bool, server: Server | None = None) -
     archive = Archive(options.bundle)
     bundle = layout.FileOf(options.bundle, archive.sha256(), Path(options.bundle).stat().st_size)
     given = dict(map(pair, options.weights_file))
-    listed = archive.index.get("weights_files", {})
+    listed = archive.index["weights_files"]
     weights = {name: given.get(name, str(Path(options.bundle).parent / name)) for name in listed}
     for name, path in weights.items():
         size = Path(path).stat().st_size if Path(path).is_file() else None
