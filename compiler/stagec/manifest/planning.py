@@ -10,7 +10,7 @@ from stagec.core.builds.specs import ExecutableSpec, FunctionSpec, Limits, to_js
 from stagec.core.messages.errors import StagecError
 from stagec.manifest import checks
 from stagec.manifest.load import Manifest
-from stagec.manifest.models import Function, Tracing, Weights
+from stagec.manifest.models import Function, Tracing
 from stagec.manifest.toml import key_path
 from stagec.manifest.values import Static
 
