@@ -37,13 +37,14 @@ class Namespaces:
             syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID)
         # The machine's unmounts take effect here; nothing goes the other way.
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
-        self._root, self._shown = -1, list[str]()
-        self.see_packages()
+        self._shown = packages()
+        self._root = root.make(self._shown)
         _go_on_in_a_child()
         self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def see_packages(self) -> None:
         """Show the packages that are there now. Bazel makes a repository again as a new folder."""
+        root.unmount(self._root)
         self._shown = packages()
         self._root = root.make(self._shown)
 
