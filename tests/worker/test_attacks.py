@@ -415,6 +415,7 @@ do("of its report", lambda: socket.socket(fileno=os.dup(report)).connect("\\0{fo
 
 BEYOND = """
 do("processes", lambda: len([name for name in os.listdir("/proc") if name.isdigit()]) > 2)
+do("commands", lambda: "worker" in open("/proc/{worker}/cmdline").read())
 do("sizes", lambda: os.stat({good!r}).st_size > 0)
 do("files", lambda: "return" in open({good!r}).read())
 do("writing", lambda: open({good!r}, "a").close() is None)
@@ -428,7 +429,7 @@ def test_what_is_not_promised(attacked: Attacked) -> None:
     good = str(attacked.root / "models" / "good.py")
     told = attacked.told(BEYOND.format(good=good, worker=attacked.worker.process.pid))
     possible = {name for name, result in told.items() if result is True}
-    with_landlock = {"processes", "sizes", *(["signals"] if landlock.version() < 6 else [])}
+    with_landlock = {"processes", "commands", "sizes", *(["signals"] if landlock.version() < 6 else [])}
     assert possible == {"namespaces": set(), "Landlock": with_landlock, "filter": {*told}}[attacked.way]
 
 
