@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.worker import confinement
+from stagec.worker import filters
 from tests.building import COMPILER
 
 USERS = ("root", "ordinary user")
@@ -64,9 +64,9 @@ def refusing(user: User | None, *calls: str) -> list[str]:
     lines = []
     for word in calls:
         call, error = map(int, word.split("="))
-        lines += confinement._fails_if(confinement._NUMBER, confinement._EQUAL, [call], error)
+        lines += filters.fails_if_called([call], error)
     python = user.python if user else sys.executable
-    return [python, "-B", "-S", "-c", _REFUSE, confinement._assembled(lines).hex()]
+    return [python, "-B", "-S", "-c", _REFUSE, filters.assembled(lines).hex()]
 
 
 @functools.cache

@@ -27,7 +27,7 @@ class Process:
     def __init__(self, template: socket.socket, place: Place, namespaces: Sequence[int], for_series: bool) -> None:
         """Have the template fork.
 
-        place, namespaces: of `Isolation.action`. for_series: whether it does the work of several actions, not of one.
+        place, namespaces: of `Namespaces.action`. for_series: whether it does the work of several actions, not of one.
         """
         self._template, self._place, self._for_series = template, place, for_series
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

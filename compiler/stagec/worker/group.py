@@ -14,12 +14,13 @@ import atexit
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stagec.worker import confinement, syscalls
-from stagec.worker.place import MANY, Isolation, Place, ending, keep_open
+from stagec.worker import filters, landlock, syscalls
+from stagec.worker.place import MANY, Place, ending, start_template
 from stagec.worker.root import BELOW, DEVICES, MACHINE, packages
 
 _NAMES = "see the names of files and processes"
@@ -27,11 +28,10 @@ _CAN = {0: "read and write your files, and end your processes", 1: f"{_NAMES}, a
 """The remaining abilities of a model, by the first version of Landlock with this limit."""
 
 
-class Group(Isolation):
+class Group:
     """The folder of a worker, and the process group of its action."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._folder = f"{os.environ.get('TMPDIR', '/tmp')}/stagec-worker-{os.urandom(8).hex()}"
         self._group: int | None = None
         self._actions = 0
@@ -46,16 +46,25 @@ class Group(Isolation):
 
     def by(self) -> str:
         """Describe the isolation of actions, and its limits."""
-        version = confinement.landlock()
+        version = landlock.version()
         by = f"Landlock {version} and a filter of system calls" if version else "only a filter of system calls"
         return f"they have {by}: a model can {_CAN[max(since for since in _CAN if version >= since)]}"
 
-    def _confine_template(self, kept: Sequence[int], in_place: bool) -> None:
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        keep_open(*kept)
-        # To bundle, it writes into Bazel's output folder.
-        confinement.confine_group(None if in_place else [self._folder, *DEVICES])
+    def see_packages(self) -> None:
+        """Show the packages that are there now: places have none of their own."""
+
+    def start(self, words: Sequence[str], in_place: bool) -> socket.socket:
+        """Start a template, as `Namespaces.start` does."""
+
+        def confine() -> None:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            syscalls.set_capabilities(0)
+            filters.install(filters.of_template(in_group=True))  # first: only then it may restrict itself
+            if not in_place:  # to bundle, it writes into Bazel's output folder
+                landlock.restrict([self._folder, *DEVICES])
+
+        return start_template(words, confine)
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[int]:
@@ -75,7 +84,7 @@ class Group(Isolation):
     def action(
         self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
     ) -> Iterator[tuple[Place, list[int]]]:
-        """Make the process group of an action. When the block is left, all processes in it are dead."""
+        """Make the process group of an action, as `Namespaces.action` does."""
         working, read = None, None
         if files is not None:
             own = f"{self._folder}/{self._actions}"

@@ -1,32 +1,31 @@
 """The namespaces of a worker, and of each of its actions.
 
-    worker    a user namespace, in which it may make others; the files of the machine; no network
-    action    a PID namespace, whose end is the end of all that was started in it; the files of a Root
+    worker    a user namespace, in which it may make others; the files of the machine
+    action    a PID namespace, whose end is the end of all that was started in it; a root of its own (root.py)
 
-An action has no capability in any of them (confinement.py), so it cannot change mounts. It sees no process but its own,
-and has no descriptor but those that it is given.
+An action has no capability in any of them, so it cannot change mounts. It sees no process but its own, and has no
+descriptor but those that it is given.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
-import struct
 from collections.abc import Iterator, Sequence
 
-from stagec.worker import confinement, syscalls
-from stagec.worker.place import LONGEST, MANY, Isolation, Place, end_with, ending, expect, keep_open
-from stagec.worker.root import FOLDER, WORKING, Root, packages
+from stagec.worker import filters, root, syscalls
+from stagec.worker.place import LONGEST, MANY, Place, end_with, ending, expect, keep_open, start_template
+from stagec.worker.root import packages
 
-_KINDS = ("mnt", "ipc")
-"""Other namespaces of an action beside the PID namespace, by the names of /proc/PID/ns."""
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_KINDS = ("pid", "mnt")
+"""The namespaces of an action, by the names of /proc/PID/ns."""
+_PR_CAP_AMBIENT, _RAISE = 47, 2
+_CAP_SYS_CHROOT, _CAP_SYS_ADMIN = 18, 21
 
 
-class Namespaces(Isolation):
+class Namespaces:
     """The namespaces of this process (the worker) from here on."""
 
     def __init__(self) -> None:
@@ -34,30 +33,34 @@ class Namespaces(Isolation):
 
         Raises OSError if the system does not let this process do so.
         """
-        new = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWPID
         with _users_written_by_another():
-            syscalls.unshare(new)
+            syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID)
         # The machine's unmounts take effect here; nothing goes the other way.
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
-        _bring_up_loopback()
-        super().__init__()
-        self._root = Root(packages())
+        self._shown = packages()
+        self._root = root.make(self._shown)
         _go_on_in_a_child()
         self._processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
-    def renew(self) -> bool:
-        """Show the packages that are there now, as `Isolation.renew` does."""
-        stale = super().renew()
-        if stale:
-            self._root.unmount()
-            self._root = Root(packages())
-        return stale
+    def see_packages(self) -> None:
+        """Show the packages that are there now. Bazel makes a repository again as a new folder."""
+        root.unmount(self._root)
+        self._shown = packages()
+        self._root = root.make(self._shown)
 
-    def _confine_template(self, kept: Sequence[int], in_place: bool) -> None:
-        if not in_place:
-            self._root.enter(syscalls.new_tmpfs())
-        keep_open(*kept)
-        confinement.keep_capabilities()
+    def start(self, words: Sequence[str], in_place: bool) -> socket.socket:
+        """Start a template, and return its connection (`start_template`). in_place: whether it sees all files."""
+
+        def confine() -> None:
+            if not in_place:
+                root.enter(self._root, self._shown, syscalls.new_tmpfs())
+            # To enter namespaces takes these two. An ordinary user's next program gets no others.
+            syscalls.set_capabilities(1 << _CAP_SYS_CHROOT | 1 << _CAP_SYS_ADMIN)
+            for capability in (_CAP_SYS_CHROOT, _CAP_SYS_ADMIN):
+                syscalls.prctl(_PR_CAP_AMBIENT, _RAISE, capability)
+            filters.install(filters.of_template(in_group=False))
+
+        return start_template(words, confine)
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[int]:
@@ -72,7 +75,13 @@ class Namespaces(Isolation):
     def action(
         self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
     ) -> Iterator[tuple[Place, list[int]]]:
-        """Make the namespaces of an action. When the block is left, all processes in them are dead."""
+        """Make the namespaces of an action. When the block is left, all processes in them are dead.
+
+        inputs: paths relative to `folder`. files: of `new_files`; None: it sees the files of the worker.
+        written: folders that it may write to, where it does.
+        Gives the place, and descriptors of its namespaces: that of processes first. Raises OSError if the system
+        does not let it.
+        """
         descriptors: list[int] = []
         ours, theirs = socket.socketpair()
         syscalls.unshare(syscalls.CLONE_NEWPID)
@@ -84,11 +93,10 @@ class Namespaces(Isolation):
         try:
             syscalls.setns(self._processes, syscalls.CLONE_NEWPID)
             theirs.close()
-            message, descriptors, _, _ = socket.recv_fds(ours, LONGEST, 1 + len(_KINDS))
+            message, descriptors, _, _ = socket.recv_fds(ours, LONGEST, len(_KINDS))
             if not descriptors:
                 expect(message or b"a process died")
-            # In /dev, it may write to existing files.
-            yield Place(None, written) if files is None else Place(WORKING, (FOLDER, "/dev")), descriptors
+            yield Place(None, written) if files is None else Place(root.WORKING), descriptors
         finally:
             ours.close()
             os.kill(first, signal.SIGKILL)
@@ -101,12 +109,11 @@ class Namespaces(Isolation):
         # The others must not look into it: it has capabilities, and its program is a file of the machine's.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         if files is not None:
-            syscalls.unshare(syscalls.CLONE_NEWIPC)
-            self._root.enter(files, folder, inputs)
+            root.enter(self._root, self._shown, files, folder, inputs)
         keep_open(connection.fileno())
         os.dup2(0, 2)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans have no parent that waits
-        kinds = ("pid", *(() if files is None else _KINDS))
+        kinds = _KINDS[:1] if files is None else _KINDS
         socket.send_fds(connection, [b"1"], [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in kinds])
         os.closerange(3, MANY)
         while True:
@@ -161,11 +168,3 @@ def _write_users(process: str) -> None:
 def _write(path: str, text: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
-
-
-def _bring_up_loopback() -> None:
-    """Bring up the one device of a new network: "lo" is there, and down."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sH14x", b"lo", 0)
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request), 16)
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))

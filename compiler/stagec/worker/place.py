@@ -1,4 +1,4 @@
-"""The place and the isolation of an action: the common parts of both ways.
+"""The place of an action, and how processes get there: what both ways to isolate have in common.
 
 namespaces.py isolates where the system lets a process have namespaces, group.py elsewhere; isolation.py chooses.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
-from stagec.worker import syscalls
-from stagec.worker.root import BELOW, identity, import_roots, packages
+from stagec.worker import filters, landlock, syscalls
+from stagec.worker.root import BELOW, import_roots
 
 LONGEST = 1 << 12
 """The most bytes of a message about a refusal by the system."""
@@ -26,18 +27,21 @@ class Place(NamedTuple):
     """Where an action does its work, as the worker says it to its process.
 
     working: its working directory with its inputs; None: the worker's, with all its files.
-    written: folders and files that it may write.
-    read: other paths that it may read; None: everything that it sees.
+    written: folders and files that it may write, if the kernel has Landlock; (): the mounts decide.
+    read: other paths that it may read then; None: everything that it sees.
     group: the process group that it is in, and cannot leave; None: it has namespaces.
     """
 
     working: str | None
-    written: Sequence[str]
+    written: Sequence[str] = ()
     read: Sequence[str] | None = None
     group: int | None = None
 
-    def enter(self, namespaces: Sequence[int]) -> None:
-        """Move this process there. namespaces: descriptors of the namespaces to enter."""
+    def enter(self, namespaces: Sequence[int], kept: int) -> None:
+        """Move this process, a fork of a template, there, where it has no capability, and whence it cannot go.
+
+        namespaces: descriptors of the namespaces to enter. kept: the one descriptor that stays open.
+        """
         if self.group is None:
             os.setsid()
             for descriptor in namespaces:
@@ -46,87 +50,51 @@ class Place(NamedTuple):
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.setpgid(0, self.group)
             os.umask(0o022)  # it cannot change the mode of its files
-        if self.working is None:
-            return
-        temporary = "/tmp"
-        if self.group is not None:
-            temporary = os.environ["TMPDIR"] = f"{self.working.removesuffix(BELOW)}tmp"
-            if "tempfile" in sys.modules:  # what was imported may have asked
-                import tempfile
+        keep_open(kept)
+        if self.working is not None:
+            temporary = "/tmp"
+            if self.group is not None:
+                temporary = os.environ["TMPDIR"] = f"{self.working.removesuffix(BELOW)}tmp"
+                if "tempfile" in sys.modules:  # what was imported may have asked
+                    import tempfile
 
-                tempfile.tempdir = None
-        # Libraries make folders there when they are imported: brainstate, matplotlib. It ends with the action.
-        os.environ["HOME"] = temporary
+                    tempfile.tempdir = None
+            # Libraries make folders there when they are imported: brainstate, matplotlib. It ends with the action.
+            os.environ["HOME"] = temporary
+            os.chdir(self.working)
+        syscalls.set_capabilities(0)
+        if self.written:
+            landlock.restrict(self.written, self.read)
+        filters.install(filters.of_action(self.group is not None))
 
 
-class Isolation:
-    """The isolation of the actions of this process, the worker.
+def start_template(words: Sequence[str], confine: Callable[[], None]) -> socket.socket:
+    """Start a process of this interpreter that may fork into the places of actions.
 
-    instead_of: the system's refusal of a better isolation.
+    words: its arguments; a descriptor of a connection is added to them. confine: restricts it, before it runs again.
+    Returns the other end of the connection. Raises OSError if the system does not let it.
     """
-
-    instead_of: Sequence[str] = ()
-
-    def __init__(self) -> None:
-        """Make it of this process, for good. Raises OSError if the system does not let it."""
-        self._states = {path: identity(path) for path in packages()}
-
-    def renew(self) -> bool:
-        """Show the packages that are there now if their folders changed; return whether they did.
-
-        Bazel makes a repository again as a new folder. Processes of an earlier `start` go on with the old ones. Raises
-        OSError if the system does not let it.
-        """
-        stale = any(identity(path) != state for path, state in self._states.items())
-        if stale:
-            self._states = {path: identity(path) for path in packages()}
-        return stale
-
-    def start(self, words: Sequence[str], in_place: bool) -> socket.socket:
-        """Start a process of this interpreter that may fork into the places of actions.
-
-        words: its arguments; a descriptor of a connection is added to them. in_place: whether it sees all files.
-        Returns the other end of the connection. Raises OSError if the system does not let it.
-        """
-        ours, theirs = socket.socketpair()
-        problem, says = os.pipe()
-        interpreter = os.path.realpath(sys.executable)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_roots())}
-        if not os.fork():
-            with ending(says):
-                self._confine_template([theirs.fileno(), says], in_place)
-                theirs.set_inheritable(True)
-                # Run again: where it has its own root, its program and libraries are files of that. Of those of the
-                # machine, an action of their owner's could change the mode, through /proc/self/exe.
-                os.execve(interpreter, [interpreter, *words, str(theirs.fileno())], environment)
-        theirs.close()
-        os.close(says)
-        expect(os.read(problem, LONGEST))  # the new program has no such descriptor
-        os.close(problem)
-        return ours
-
-    def by(self) -> str:
-        """Describe the isolation of actions, and its limits."""
-        raise NotImplementedError
-
-    def _confine_template(self, kept: Sequence[int], in_place: bool) -> None:
-        raise NotImplementedError
-
-    def new_files(self) -> contextlib.AbstractContextManager[int]:
-        """Make a folder for an action's writes during the block; yield its descriptor."""
-        raise NotImplementedError
-
-    def action(
-        self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
-    ) -> contextlib.AbstractContextManager[tuple[Place, list[int]]]:
-        """Make the place of an action. When the block is left, all processes in it are dead.
-
-        inputs: paths relative to `folder`. files: of `new_files`; None: it sees the files of the worker.
-        written: folders that it may write to, where it does.
-        Gives the place, and descriptors of its namespaces: that of processes first. Raises OSError if the system
-        does not let it.
-        """
-        raise NotImplementedError
+    ours, theirs = socket.socketpair()
+    problem, says = os.pipe()
+    interpreter = os.path.realpath(sys.executable)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_roots())}
+    if not os.fork():
+        with ending(says):
+            # A crash starts a program of the machine's, as root, that reads what a process has in memory. 1 stands for
+            # none; with 0 it is started all the same (core(5)).
+            if resource.getrlimit(resource.RLIMIT_CORE)[1]:
+                resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+            confine()
+            keep_open(theirs.fileno(), says)
+            theirs.set_inheritable(True)
+            # Run again: where it has its own root, its program and libraries are files of that. Of those of the
+            # machine, an action of their owner's could change the mode, through /proc/self/exe.
+            os.execve(interpreter, [interpreter, *words, str(theirs.fileno())], environment)
+    theirs.close()
+    os.close(says)
+    expect(os.read(problem, LONGEST))  # the new program has no such descriptor
+    os.close(problem)
+    return ours
 
 
 @contextlib.contextmanager

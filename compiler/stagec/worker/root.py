@@ -60,79 +60,73 @@ _STREAMS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 _READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID
 
 
-class Root:
-    """The root folder of all actions of a worker."""
+def make(shown: Iterable[str]) -> int:
+    """Make what the roots of all actions of this process have in common; return a descriptor of it for `enter`.
 
-    def __init__(self, packages: Iterable[str]) -> None:
-        """Make it. packages: folders and files that are seen under their own paths, links or not.
+    shown: folders and files that are seen under their own paths, links or not. Raises OSError if this process may not
+    mount. It is made once: its 50 mounts take 3 ms and more, and each action would wait for them.
+    """
+    root = syscalls.new_tmpfs()
+    # On top of the root of this process: no path leads there but the working directory.
+    syscalls.move_mount(root, "/")
+    with contextlib.chdir(root):
+        for folder in (FOLDER, "/dev", "/etc", "/proc", "/var"):
+            os.mkdir(folder[1:])
+        for path, name in _TEMPORARY.items():
+            os.symlink(f"{FOLDER}/{name}", path[1:])
+        for name, target in _STREAMS.items():
+            os.symlink(f"/proc/self/{target}", f"dev/{name}")
+        for path in (*MACHINE, *DEVICES):
+            _show(path, path[1:])
+        for path in _both(shown):
+            if not _is_below(path, _TEMPORARY):
+                _show(path, path[1:], as_link=False)
+        syscalls.change_mount(".", on=_READ_ONLY, private=True, below=True)
+    return root
 
-        Raises OSError if this process may not mount.
-        """
-        packages = list(packages)
-        self._descriptor = syscalls.new_tmpfs()
-        # On top of the root of this process: no path leads there but the working directory.
-        syscalls.move_mount(self._descriptor, "/")
-        known = {shown_path for path in packages for shown_path in (path, os.path.realpath(path))}
-        shown = sorted(path for path in known if not _is_below(path, _SYSTEM))
-        self._among_temporary = [path for path in shown if _is_below(path, _TEMPORARY)]
-        before = os.open(".", os.O_PATH | os.O_CLOEXEC)
-        os.fchdir(self._descriptor)
-        try:
-            for folder in (FOLDER, "/dev", "/etc", "/proc", "/var"):
-                os.mkdir(folder[1:])
-            for path, name in _TEMPORARY.items():
-                os.symlink(f"{FOLDER}/{name}", path[1:])
-            for name, target in _STREAMS.items():
-                os.symlink(f"/proc/self/{target}", f"dev/{name}")
-            for path in (*MACHINE, *DEVICES):
-                _show(path, path[1:])
-            for path in shown:
-                if path not in self._among_temporary:
-                    _show(path, path[1:], as_link=False)
-            syscalls.change_mount(".", on=_READ_ONLY, private=True, below=True)
-        finally:
-            os.fchdir(before)
-            os.close(before)
 
-    def unmount(self) -> None:
-        """Undo it in this mount namespace: nothing that is deleted is kept for it."""
-        before = os.open(".", os.O_PATH | os.O_CLOEXEC)
-        os.fchdir(self._descriptor)
-        os.close(self._descriptor)
-        try:
-            syscalls.unmount(".")
-        finally:
-            os.fchdir(before)
-            os.close(before)
+def unmount(root: int) -> None:
+    """Undo `make`: nothing that is deleted is kept for it."""
+    with contextlib.chdir(root):
+        os.close(root)
+        syscalls.unmount(".")
 
-    def enter(self, files: int, folder: str = "", inputs: Sequence[str] = ()) -> None:
-        """Let this process, of a new PID namespace, see nothing else.
 
-        files: a descriptor of the folder that becomes FOLDER. inputs: paths relative to `folder`; they appear in
-        WORKING.
-        """
-        os.fchdir(self._descriptor)
-        syscalls.unshare(syscalls.CLONE_NEWNS)
-        syscalls.move_mount(files, FOLDER[1:])
-        for name in sorted({*_TEMPORARY.values(), "work"}):
-            os.mkdir(f"{FOLDER[1:]}/{name}")
-        for path in self._among_temporary:
-            place = next(place for place in _TEMPORARY if _is_below(path, [place]))
-            _show(path, f"{FOLDER[1:]}/{_TEMPORARY[place]}{path.removeprefix(place)}", as_link=False)
-        os.mkdir(WORKING[1:])
-        made = {""}
-        for name in inputs:  # of a large model they are many
-            parent = name.rpartition("/")[0]
-            if parent not in made:
-                os.makedirs(f"{WORKING[1:]}/{parent}", exist_ok=True)
-                made.add(parent)
-            with contextlib.suppress(FileNotFoundError, FileExistsError):  # a link to nowhere; below another input
-                _bind(f"{folder}/{name}", f"{WORKING[1:]}/{name}")
-        syscalls.change_mount(FOLDER[1:], on=_READ_ONLY | syscalls.MOUNT_ATTR_NODEV, private=True, below=True)
-        syscalls.change_mount(FOLDER[1:], off=syscalls.MOUNT_ATTR_RDONLY)
-        flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-        syscalls.mount("proc", "proc", "proc", flags)
-        syscalls.make_root()
+def enter(root: int, shown: Iterable[str], files: int, folder: str = "", inputs: Sequence[str] = ()) -> None:
+    """Let this process, of a new PID namespace, have a root of its own, and see nothing else.
+
+    root: of `make`, with the same `shown`. files: a descriptor of the folder that becomes FOLDER.
+    inputs: paths relative to `folder`; they appear in WORKING.
+    """
+    os.fchdir(root)
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.move_mount(files, FOLDER[1:])
+    for name in sorted({*_TEMPORARY.values(), "work"}):
+        os.mkdir(f"{FOLDER[1:]}/{name}")
+    for path in _both(shown):
+        for place, own in _TEMPORARY.items():
+            if _is_below(path, [place]):
+                _show(path, f"{FOLDER[1:]}/{own}{path.removeprefix(place)}", as_link=False)
+    os.mkdir(WORKING[1:])
+    made = {""}
+    for name in inputs:  # of a large model they are many
+        parent = name.rpartition("/")[0]
+        if parent not in made:
+            os.makedirs(f"{WORKING[1:]}/{parent}", exist_ok=True)
+            made.add(parent)
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # a link to nowhere; below another input
+            _bind(f"{folder}/{name}", f"{WORKING[1:]}/{name}")
+    syscalls.change_mount(FOLDER[1:], on=_READ_ONLY | syscalls.MOUNT_ATTR_NODEV, private=True, below=True)
+    syscalls.change_mount(FOLDER[1:], off=syscalls.MOUNT_ATTR_RDONLY)
+    flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("proc", "proc", "proc", flags)
+    syscalls.make_root()
+
+
+def _both(shown: Iterable[str]) -> list[str]:
+    """Return paths, and what they lead to if they are links, without those of the machine."""
+    known = {path for given in shown for path in (given, os.path.realpath(given))}
+    return sorted(path for path in known if not _is_below(path, _SYSTEM))
 
 
 def packages() -> list[str]:

@@ -29,8 +29,9 @@ from collections.abc import Iterator, Sequence
 
 from stagec.worker import isolation, outputs
 from stagec.worker.action import Ended, Process, mebibytes
-from stagec.worker.place import Isolation, said
+from stagec.worker.place import said
 from stagec.worker.protocol import Request, Requests, Response
+from stagec.worker.root import identity, packages
 
 _COMPILER = os.path.abspath(__file__).removesuffix("/stagec/worker/server.py")
 _SOURCES = f"{_COMPILER}/stagec/", f"{_COMPILER}/extensions/"
@@ -87,7 +88,8 @@ class _Worker:
         self._in_place = command in _IN_PLACE
         flags = sys.orig_argv[1 : -len(sys.argv)]
         self._words = [*flags, os.path.realpath(sys.argv[0]), command, "--worker_template"]
-        self._isolation, self._template = isolation.begin(self._words, self._in_place)
+        self._isolation, self._template, _ = isolation.begin(self._words, self._in_place)
+        self._packages = [*map(identity, packages())]
         self._kept: _Fork | None = None
 
     @property
@@ -104,8 +106,10 @@ class _Worker:
         unread = {f"{path}-0.params" for path in declared}
         inputs = [path for path in request.inputs if path not in unread and not f"{here}/{path}".startswith(_SOURCES)]
         try:
-            if self._isolation.renew():
+            if [*map(identity, packages())] != self._packages:  # Bazel makes a repository again as a new folder
                 self.end()
+                self._packages = [*map(identity, packages())]
+                self._isolation.see_packages()
                 self._template = self._isolation.start(self._words, self._in_place)
             outputs.check(declared, request.inputs)
             before = outputs.states(here, inputs)
@@ -178,13 +182,13 @@ class _Worker:
 class _Fork:
     """A process in its place.
 
-    series: of its actions; "" if it does only one. files: as `Isolation.action` has it. has_worked: whether it has done
-    an action. ended: whether it is dead, and all that it started.
+    series: of its actions; "" if it does only one. files: as `Namespaces.action` has it. has_worked: whether it has
+    done an action. ended: whether it is dead, and all that it started.
     """
 
     def __init__(
         self,
-        isolated: Isolation,
+        isolated: isolation.Isolation,
         template: socket.socket,
         series: str,
         inputs: Sequence[str],

@@ -11,7 +11,7 @@ import functools
 import os
 import struct
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 1 << 17, 1 << 28, 1 << 29
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 8, 1 << 12, 1 << 14, 1 << 19
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -88,14 +88,6 @@ def open_beneath(folder: int, path: str) -> int:
 def prctl(option: int, *arguments: int) -> None:
     """Change something of this process."""
     call("prctl", option, *(ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]))
-
-
-def capabilities() -> int:
-    """Return the capabilities that this process can have, as bits."""
-    halves = ctypes.create_string_buffer(24)
-    call("capget", _VERSION_3_OF_THIS_THREAD, halves)
-    low, high = struct.unpack_from("4xI8xI", halves)
-    return int(high << 32 | low)
 
 
 def set_capabilities(capabilities: int) -> None:

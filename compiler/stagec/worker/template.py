@@ -16,11 +16,11 @@ import shutil
 import socket
 from collections.abc import Callable, Sequence
 
-from stagec.worker import confinement, syscalls, work
+from stagec.worker import syscalls, work
 from stagec.worker.action import ENDED
-from stagec.worker.place import Place, keep_open
+from stagec.worker.place import Place
 
-_NAMESPACES = 3
+_NAMESPACES = 2
 
 
 def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequence[str]], int]) -> int:
@@ -29,12 +29,10 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
     descriptor: of the connection. prepare: imports. run: does what arguments of the command say; returns a status.
     """
     connection = socket.socket(fileno=descriptor)
-    confinement.renounce()
     # What is imported is never looked at for garbage, neither here nor in forks: that takes a tenth of the time that
     # importing JAX takes, and copies pages that all share (https://docs.python.org/3/library/gc.html#gc.freeze).
     gc.disable()
     prepare()
-    confinement.prepare()
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("what was imported started threads: forks would wait for them")
     gc.freeze()
@@ -104,11 +102,7 @@ class _Process:
     def _enter(self, place: Place) -> None:
         gc.enable()
         self._place = place
-        place.enter(self._namespaces)
-        keep_open(self._requests.fileno())
-        if place.working is not None:
-            os.chdir(place.working)
-        confinement.confine(place.written, place.read, place.group is not None)
+        place.enter(self._namespaces, self._requests.fileno())
         if place.working is not None:
             work.note_missed(self._missed, place.working, elsewhere=True)
         work.tell_crashes()
