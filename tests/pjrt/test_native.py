@@ -20,6 +20,7 @@ from stagec.checking import trials
 from stagec.core.trees.tree import argument_path
 from stagec.pjrt.arrays import dtype_of
 from tests.building import ROOT
+from tests.bundles import whole_index
 from tests.zoo.inputs import cases
 
 PLUGIN = "xla_plugins.xla_cpu_pjrt"
@@ -102,7 +103,7 @@ def test_a_function(zoo: Path, plugin: Path, program: Path, tmp_path: Path, case
 def test_bound_weights_are_members(zoo: Path, plugin: Path, program: Path, tmp_path: Path) -> None:
     """Index and binary interface say which arguments the bundle has, and the members are what the program reads."""
     with zipfile.ZipFile(zoo) as archive:
-        index = json.loads(archive.read("index.json"))
+        index = whole_index({name: archive.read(name) for name in ("index.json", "functions.jsonl")})
         function = index["functions"]["from_file"]
         (entry,) = function["executables"]
         (tmp_path / "program").write_bytes(archive.read(entry["stablehlo"]))

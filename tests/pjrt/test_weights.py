@@ -189,7 +189,7 @@ def test_an_index_that_binds_something_else(
     built: Path, tmp_path: Path, edit: Callable[[dict[str, Any]], object], what: str
 ) -> None:
     with pytest.raises(stagec.LoadError) as refusal:
-        Archive(edited_index(built, tmp_path / "m.aot", edit))
+        Archive(edited_index(built, tmp_path / "m.aot", edit)).check_all()
     assert refusal.value.code == "format"
     assert what in str(refusal.value)
 

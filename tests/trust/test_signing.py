@@ -92,8 +92,8 @@ def test_verify_tells_of_each_check(material: Path) -> None:
     keyids = [one["keyid"][:12] for one in json.loads((material / "zoo.aot.dsse.json").read_text())["signatures"]]
     assert text == (
         f"ok      signatures  2 of 3 keys signed, 2 must: {keyids[0]}, {keyids[1]}\n"
-        "ok      container   5 members, each with the digest that the index says\n"
-        "ok      subjects    signed were this file and its 5 members\n"
+        "ok      container   6 members, each with the digest that the index says\n"
+        "ok      subjects    signed were this file and its 6 members\n"
         "zoo.aot: verified\n"
     )
 
@@ -107,7 +107,7 @@ def test_without_a_key_a_bundle_is_intact_and_not_verified(folder: Path, zoo: Pa
     done = stagec("verify", "zoo.aot", cwd=folder)
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout == (
-        "ok      container   8 members, each with the digest that the index says\n"
+        "ok      container   9 members, each with the digest that the index says\n"
         f"zoo.aot: intact, and no signature was checked. {UNSIGNED}\n"
     )
     done = stagec("verify", "zoo.aot", "--json", cwd=folder)
@@ -373,7 +373,7 @@ def test_nothing_is_parsed_before_the_signature_is_checked(folder: Path, monkeyp
         parsed.append(len(text))
         return strict_json.parse(text, *limits)
 
-    monkeypatch.setattr(archive, "strict_json", SimpleNamespace(parse=parse))
+    monkeypatch.setattr(archive, "strict_json", SimpleNamespace(**{**vars(strict_json), "parse": parse}))
     assert failed(folder, "eve")[0] == "signatures"
     assert parsed == []
     assert verified(folder, "ann")

@@ -32,6 +32,7 @@ from jax._src import compilation_cache, hardware_utils, pjit
 from jax._src.interpreters import pxla
 from jaxlib.mlir import ir
 
+from stagec.core.builds import extensions
 from stagec.frontends.common import patched
 from stagec.frontends.jax import cache_keys
 from stagec.jaxcache import jax_entries
@@ -187,12 +188,15 @@ class _Observer:
             self._runs[index] += 1
 
 
+_STANDARD = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES = tuple(
     os.path.join(path, "")
-    for path in {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
-    if path
+    for path in {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        *(sysconfig.get_path(name) for name in _STANDARD),
+    }
 )
-_OWN = os.path.join(str(Path(__file__).parents[2]), "")
 
 
 def _line(frame: FrameType | None) -> str:
@@ -201,7 +205,7 @@ def _line(frame: FrameType | None) -> str:
     while frame:
         path = frame.f_code.co_filename
         here = f"{_short(path)}:{frame.f_lineno}"
-        if not path.startswith("<") and "/stagec" not in path:
+        if not path.startswith(("<", *extensions.sources())):
             if not path.startswith(_LIBRARIES) and "/site-packages/" not in path:
                 return here
             if not nearest and f"{os.sep}jax{os.sep}" not in path:

@@ -14,7 +14,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 
 _OTHERS = re.compile(
-    r'custom_call_target="(?:__cu|cu(?:dnn|blas|solver|fft|sparse)|__op\$|xla_ffi_|.*_ffi")'
+    r'custom_call_target="((?:__cu|cu(?:dnn|blas|solver|fft|sparse)|__op\$|xla_ffi_)[^"]*|[^"]*_ffi)"'
     r"| (?:all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all|collective-broadcast)"
     r"(?:-start)?\(| (?:fft|triangular-solve|cholesky)\("
 )
@@ -27,7 +27,7 @@ def needs(executable: Any) -> str:
     """Return what an executable calls that a virtual device lacks; "" if it can run."""
     for module in executable.hlo_modules():
         if match := _OTHERS.search(module.to_string()):
-            return match[0].strip().removeprefix("custom_call_target=").strip('"(')
+            return match[1] or match[0].strip(" (")
     return ""
 
 
