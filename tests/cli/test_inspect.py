@@ -157,9 +157,9 @@ def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_p
     described = "it does not describe an executable"
     texts = {
         "[]": ("expected an object, not []", described),
-        '{"constants": [{}]}': ("constants[0]: the key 'aval' is missing", described),
-        '{"constants": {}}': ("constants: expected an array, not {}", described),
-        '{"components": 1, "kind": "exported", "format": 1}': ("", "the key 'function' is missing"),  # no constants
+        '{"constants": [{}]}': ("the key 'donated' is missing", described),
+        '{"constants": {}, "donated": [], "parameters": [], "serve": {}}': ("constants: expected an array, not {}", described),
+        '{"components": 1, "kind": "exported", "format": 1}': ("the key 'constants' is missing", "the key 'function' is missing"),
     }
     for text, (inspected, compared) in texts.items():
 
