@@ -515,7 +515,7 @@ def test_programs_as_text(built: Workspace) -> None:
         "stablehlo": ("models.gelu.cpu.stablehlo.mlir", "module @jit_gelu "),
         "hlo_before": ("models.gelu.cpu.hlo_before.txt", "HloModule jit_gelu, "),
         "hlo_after": ("models.gelu.cpu.hlo_after.txt", "HloModule jit_gelu, is_scheduled=true, "),
-        "inventory": ("models.gelu.cpu.inventory.json", '{\n "format": 2,\n "kind": "inventory",\n'),
+        "inventory": ("models.gelu.cpu.inventory.json", '{\n "format": 1,\n "kind": "inventory",\n'),
         "timeline": ("models.gelu.cpu.timeline.json", '{"displayTimeUnit": "ms", "traceEvents": [\n'),
     }
     targets = ("//models:models.gelu", "//models:models.gelu.cpu")

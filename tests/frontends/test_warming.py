@@ -10,7 +10,7 @@ PROGRAM = """
 import os, sys
 import jax
 from jax._src import xla_bridge
-from stagec.cli import export
+from stagec.cli.actions import export
 from stagec.frontends.common import repeatable
 from stagec.frontends.jax import warming
 
