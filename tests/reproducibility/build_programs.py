@@ -102,7 +102,8 @@ def compile_all(platform: str, exported: Path, out: Path, only: list[str]) -> No
 def build_models(out: Path, only: list[str]) -> None:
     """Export each model in a fork, as a worker does (worker/template.py)."""
     from stagec.backends.cpu import eager
-    from stagec.cli import export, main
+    from stagec.cli import main
+    from stagec.cli.actions import export
     from stagec.core.builds.specs import to_json
     from stagec.manifest import load_manifest, plan
 
