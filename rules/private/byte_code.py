@@ -33,7 +33,7 @@ from pathlib import Path, PurePosixPath
 _CACHE = f"stagec-byte-code-2/{sys.implementation.cache_tag}-{sys.hexversion:x}"
 _AT_ONCE = 20  # modules for a process at once
 STAGEC = "byte-code"
-"""The folder of the byte code of stagec's modules: a file `MODULE.pyc` for each, such as `stagec.cli.actions.plan.pyc`."""
+"""The folder of the byte code of stagec's modules: a file `MODULE.pyc` for each, such as `stagec.core.pyc`."""
 
 # A hash of the source, which is never checked: https://peps.python.org/pep-0552
 _HEADER = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little")

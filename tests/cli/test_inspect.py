@@ -158,8 +158,14 @@ def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_p
     texts = {
         "[]": ("expected an object, not []", described),
         '{"constants": [{}]}': ("the key 'donated' is missing", described),
-        '{"constants": {}, "donated": [], "parameters": [], "serve": {}}': ("constants: expected an array, not {}", described),
-        '{"components": 1, "kind": "exported", "format": 1}': ("the key 'constants' is missing", "the key 'function' is missing"),
+        '{"constants": {}, "donated": [], "parameters": [], "serve": {}}': (
+            "constants: expected an array, not {}",
+            described,
+        ),
+        '{"components": 1, "kind": "exported", "format": 1}': (
+            "the key 'constants' is missing",
+            "the key 'function' is missing",
+        ),
     }
     for text, (inspected, compared) in texts.items():
 
