@@ -120,3 +120,11 @@ def test_describing_a_device_takes_the_plugin(tmp_path: Path) -> None:
     assert write.startswith("  write jax-cuda13-pjrt==")
     assert "cuda_lock" in write + where
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operand_behind_an_option(tmp_path: Path) -> None:
+    """As a Bazel target puts what it has behind the words of a person."""
+    done = stagec("explain", "a.aot", "--import-root", ".", "b.aot", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "a.aot: no such file")
+    done = stagec("explain", "a.aot", "--import-root", ".", "b.aot", "c.aot", cwd=tmp_path)
+    assert "unrecognized arguments: b.aot c.aot" in done.stderr

@@ -22,6 +22,7 @@ import gc
 import importlib
 import itertools
 import os
+import re
 import sys
 import tempfile
 import textwrap
@@ -253,6 +254,11 @@ def _main(arguments: Sequence[str] | None) -> int:
             _declare(subparser, usage, what)
         subparser.set_defaults(run=module.run)
     options, unknown = parser.parse_known_args(given)
+    if named and len(unknown) == 1 and not unknown[0].startswith("-"):
+        # argparse gives up on an operand that may be left out where it meets an option: FIRST --option x SECOND.
+        operands = [usage[1:-1] for usage in _module(given[0]).OPTIONS if re.fullmatch(r"\[\w+\]", usage)]
+        for operand in [name for name in operands if getattr(options, name) is None][:1]:
+            setattr(options, operand, unknown.pop())
     if unknown:
         parsers.get(given[0], parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
