@@ -269,7 +269,7 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
         "notes.md",
         "stagec-0.99.7-py3-none-any.whl",
         "stagec-0.99.7.tar.gz",
-        *(f"stagec_{name}-0.99.7-py3-none-any.whl" for name in ("arrays", "insight", "registry", "serve")),
+        *(f"stagec_{name}-0.99.7-py3-none-any.whl" for name in ("arrays", "insight", "registry", "rehearse", "serve")),
     ]
     for name in files:
         assert (folder / "out" / name).read_bytes() == (folder / "again" / name).read_bytes(), name
