@@ -264,7 +264,7 @@ class Archive:
         self.index = read_index(self.encoded_index, check, self.path, sizes)
         self._check_members([*sizes])
         if "functions" in self.index:
-            self.index["functions"] = self.functions(self.index, FUNCTIONS)
+            self.index = {**self.index, "functions": self.functions(self.index, FUNCTIONS)}
 
     def __getitem__(self, name: str) -> bytes:
         """Return the bytes of the member `name`, after comparing them with size and digest in the index.
@@ -279,7 +279,9 @@ class Archive:
     def functions(self, index: Mapping[str, Any], member: str) -> Functions:
         """Return the functions that `index` lists, whose lines `member` has. Raises LoadError."""
         entry, _ = self._entry(member)
-        return Functions(index, lambda start, size: self._source.read(entry.start + start, size), self.path)
+        # Not by way of this object, which has them: a circle, and its open file, wait for Python's next look for garbage.
+        read, first = self._source.read, entry.start
+        return Functions(index, lambda start, size: read(first + start, size), self.path)
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a member like `[name]`, but check first that it has at most `most` bytes.

@@ -484,11 +484,11 @@ def _shapes(leaves: Sequence[Any]) -> Shapes:
 
 def tupled(static: Mapping[str, Any]) -> dict[str, Any]:
     """Return static arguments with tuples for lists, which JSON has instead."""
+    return {name: _tupled(value) for name, value in static.items()}
 
-    def tupled(value: Any) -> Any:
-        return tuple(map(tupled, value)) if isinstance(value, list | tuple) else value
 
-    return {name: tupled(value) for name, value in static.items()}
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list | tuple) else value
 
 
 def bucket_name(bucket: Mapping[str, int], equals: str = "", separator: str = "_") -> str:
