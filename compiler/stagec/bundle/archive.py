@@ -279,7 +279,7 @@ class Archive:
     def functions(self, index: Mapping[str, Any], member: str) -> Functions:
         """Return the functions that `index` lists, whose lines `member` has. Raises LoadError."""
         entry, _ = self._entry(member)
-        # Not by way of this object, which has them: a circle, and its open file, wait for Python's next look for garbage.
+        # Not by way of this object, which has them: a circle and its open file stay until Python looks for garbage.
         read, first = self._source.read, entry.start
         return Functions(index, lambda start, size: read(first + start, size), self.path)
 
