@@ -40,12 +40,12 @@ def test_an_extension_is_whole(extension: Extension) -> None:
     assert not [name for name in project["dependencies"] if name.startswith("stagec")]  # an index may have that name
     assert f"pip install ./compiler ./compiler/extensions/{extension.name}" in (folder / "README.md").read_text()
     assert extension.is_installed
-    for command, about in extension.commands.items():
-        module = importlib.import_module(f"{extension.package}.commands.{command}")
-        assert module.__doc__ == about
+    commands = {command.rpartition(" ")[2].replace("-", "_"): about for command, about in extension.commands.items()}
+    for command, about in commands.items():
+        assert importlib.import_module(f"{extension.package}.commands.{command}").__doc__ == about
     modules = folder / extension.package / "commands"
     written = {path.stem for path in modules.glob("*.py")} - {"__init__"}
-    assert written == set(extension.commands)
+    assert written == set(commands)
 
 
 def test_the_core_alone_names_what_is_missing() -> None:

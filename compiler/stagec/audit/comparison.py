@@ -11,7 +11,7 @@ from typing import Any
 
 from stagec.audit import explanation, kernels, measurements
 from stagec.bundle.archive import INDEX, Archive, digest
-from stagec.bundle.index import jaxlibs
+from stagec.bundle.index import FUNCTIONS, jaxlibs
 from stagec.core.data.strict_json import difference
 from stagec.core.messages.errors import blaming
 from stagec.core.trees.folding import what_it_is
@@ -40,7 +40,7 @@ def compare(first: str, second: str) -> dict[str, Any]:
     for path in (first, second):
         with blaming(path, "give two bundles (.aot)"):
             archives.append(Archive(path))
-    left, right = (archive.index for archive in archives)
+    left, right = map(_index, archives)
     sections = {
         "bundle": _rows(
             *(
@@ -59,7 +59,7 @@ def compare(first: str, second: str) -> dict[str, Any]:
     if not equal and not components and not any(sections.values()):
         texts = [archive.encoded_index for archive in archives]
         changed = {"sha256": dict(zip(("first", "second"), map(digest, texts), strict=True))}
-        where = difference(dict(left), dict(right))
+        where = difference(left, right)
         sections["bundle"] = [{"name": f"{INDEX}: {where}", "change": "changed", **changed}]
     return {
         "kind": "comparison",
@@ -69,6 +69,12 @@ def compare(first: str, second: str) -> dict[str, Any]:
         **sections,
         "components": components,
     }
+
+
+def _index(archive: Archive) -> dict[str, Any]:
+    """Return the index of a bundle with all functions, and without the member that has them."""
+    members = {name: entry for name, entry in archive.index["members"].items() if name != FUNCTIONS}
+    return {**archive.index, "functions": dict(archive.index["functions"]), "members": members}
 
 
 def as_text(report: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Check that the keys of a rehearsal are those of its programs.toml, and write the spec with which to compile them."""
+"""Write the spec with which to compile the programs of a rehearsal."""
 
 from __future__ import annotations
 
