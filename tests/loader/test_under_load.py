@@ -70,6 +70,16 @@ def test_a_bundle_is_no_circle(zoo: Path) -> None:
         gc.enable()
 
 
+def test_a_closed_bundle_holds_no_file(zoo: Path, tmp_path: Path) -> None:
+    """Its weights were mapped, and passed to XLA as they are: somebody may unmount what it came from."""
+    path = only(zoo, tmp_path / "mapped.aot", "from_file")
+    with stagec.load(path) as bundle:
+        bundle["from_file"](np.ones(2, np.float32))
+        assert str(path) in Path("/proc/self/maps").read_text()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
+
+
 def resident() -> int:
     """Bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -193,6 +193,9 @@ class Bundle(Mapping[str, Function]):
             self._executables = Once()
             for variant in self._variants.made():
                 variant.release()
+        # XLA keeps what a thread without Python's lock let go of, such as mapped weights, until somebody asks for it.
+        # JAX does when Python looks for garbage.
+        _jax.collect_garbage()
 
     def __enter__(self) -> Self:
         return self
