@@ -189,6 +189,7 @@ class Bundle(Mapping[str, Function]):
         """
         with self._loaded.lock:
             self._loaded.archive = None
+            self._loaded.settings = self._loaded.settings._replace(files=None)
             self._loaded.weights.release()
             self._executables = Once()
             for variant in self._variants.made():
