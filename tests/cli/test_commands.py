@@ -5,6 +5,7 @@ Modules: `cli/options.py`, `core/builds/version.py`.
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -127,4 +128,4 @@ def test_an_operand_behind_an_option(tmp_path: Path) -> None:
     done = stagec("explain", "a.aot", "--import-root", ".", "b.aot", cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "a.aot: no such file")
     done = stagec("explain", "a.aot", "--import-root", ".", "b.aot", "c.aot", cwd=tmp_path)
-    assert "unrecognized arguments: b.aot c.aot" in done.stderr
+    assert re.search(r"unrecognized arguments: .*c\.aot\n$", done.stderr)  # Python 3.14 takes b.aot by itself
