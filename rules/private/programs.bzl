@@ -21,7 +21,7 @@ def _aot_programs_impl(ctx):
         progress_message = "Checking the keys of %s" % label_of(ctx.label),
         command = "action program-spec",
         arguments = arguments,
-        inputs = depset([ctx.file.programs] + ctx.files._targets),
+        inputs = depset([ctx.file.programs] + ctx.files.keys + ctx.files._targets),
         outputs = [spec],
         extension = extension_of(ctx.attr._rehearse),
         worker = False,

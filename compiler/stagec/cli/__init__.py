@@ -66,6 +66,11 @@ class _Parser(argparse.ArgumentParser):
 
     words: Sequence[str] = ()
 
+    def _read_args_from_files(self, arg_strings: list[str]) -> list[str]:
+        """Leave words behind -- as they are: they are another program's."""
+        own = arg_strings.index("--") if "--" in arg_strings else len(arg_strings)
+        return [*super()._read_args_from_files(arg_strings[:own]), *arg_strings[own:]]
+
     def error(self, message: str) -> NoReturn:
         options = [name for name in self._option_string_actions if name.startswith("--")]
         for word in itertools.takewhile("--".__ne__, self.words):

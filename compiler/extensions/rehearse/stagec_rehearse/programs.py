@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from stagec.building.limits import in_bytes
+from stagec.core.data import reading
 from stagec.core.messages.errors import Problem, StagecError, blaming
 from stagec.manifest import toml, values
 
 NAME = "programs.toml"
 FORMAT = 1
+
+
+def key_file(digest: str) -> str:
+    """Return the path of a key's file, from the folder of programs.toml. digest: SHA-256 of its content, in hex."""
+    return f"programs/{digest}.key"
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ def _value(value: Any) -> str:
 def read(path: str) -> Rehearsal:
     """Read a programs.toml. Raises StagecError, naming the file and the key, for anything else."""
     with blaming(path):
-        data = toml.parse(Path(path).read_text("utf-8"))
+        data = toml.parse(reading.whole(path, toml.LARGEST).decode("utf-8"))
     if data.get("format") != FORMAT:
         write = f"let stagec rehearse write it again; this stagec reads format {FORMAT}"
         raise StagecError(Problem(path, "format", f"{data.get('format')!r} is not a format of programs", write))
@@ -173,21 +180,12 @@ def _faults(
             yield f"{where}{name}", "unknown key"
         elif not isinstance(value, kinds[name]) or isinstance(value, bool):
             yield f"{where}{name}", f"{value!r} is not {_SAY[kinds[name]]}"
+        elif name == "file" and not _DIGEST.fullmatch(str(value)):  # it becomes part of a path
+            yield f"{where}{name}", f"{value!r} is not a SHA-256 in hex"
 
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _SAY = {str: "a string", int: "a whole number", list: "an array", dict: "a table"}
-
-
-def write(rehearsal: Rehearsal, files: Mapping[str, bytes], folder: Path) -> None:
-    """Write programs.toml and the files of keys into a folder, without those that a rehearsal wrote there before."""
-    keys = folder / "programs"
-    keys.mkdir(parents=True, exist_ok=True)
-    for old in keys.glob("*.key"):
-        if old.stem not in files:
-            old.unlink()
-    for digest, data in files.items():
-        (keys / f"{digest}.key").write_bytes(data)
-    (folder / NAME).write_text(to_toml(rehearsal), "utf-8")
 
 
 def storms(programs: Iterable[Program], most: int = 3) -> Iterator[tuple[Program, int, str]]:
@@ -258,11 +256,6 @@ def _difference(before: Program, now: Program) -> str:
         if list(was) != list(is_now) if isinstance(was, tuple | list) else was != is_now:
             told.append(f"{name} were {was}, and are {is_now}")
     return "; ".join(told) or "its operations, or its constants"
-
-
-def budget(path: Path) -> Mapping[str, Any]:
-    """Return the table `budget` of a programs.toml that is there already: people write it, and it stays."""
-    return read(str(path)).budget if path.exists() else {}
 
 
 def faults(rehearsal: Rehearsal) -> list[str]:

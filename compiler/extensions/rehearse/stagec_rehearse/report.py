@@ -15,7 +15,9 @@ _ROWS = 30
 """Rows of the table; programs.toml has all."""
 
 
-def text(rehearsal: Rehearsal, ended: Ended, differences: Sequence[str], faults: Sequence[str]) -> str:
+def text(
+    rehearsal: Rehearsal, ended: Ended, differences: Sequence[str], faults: Sequence[str], missing: Sequence[str]
+) -> str:
     """Return the report. The programs that took longest to compile come first."""
     count, runs = len(rehearsal.programs), sum(program.runs for program in rehearsal.programs)
     device = f"{rehearsal.devices} virtual {rehearsal.device}" if rehearsal.device != "cpu" else "cpu"
@@ -29,7 +31,7 @@ def text(rehearsal: Rehearsal, ended: Ended, differences: Sequence[str], faults:
     told = [f"{_where(program)}: {program.error}" for program in rehearsal.programs if program.error]
     lines += _part("not compiled, or not known:", told)
     told = [f"{_where(program)} calls {program.not_run}" for program in rehearsal.programs if program.not_run]
-    lines += _part("compiled, but for what a virtual device lacks not run; results were zeros:", told)
+    lines += _part("compiled, and not run, because a virtual device lacks what it calls; its results were zeros:", told)
     stormy = [
         f"{_where(program)} was compiled {times} times: {reason}"
         for program, times, reason in programs.storms(rehearsal.programs)
@@ -43,10 +45,13 @@ def text(rehearsal: Rehearsal, ended: Ended, differences: Sequence[str], faults:
     lines += _part("large constants inside programs:", large)
     lines += _part("other than before:", differences)
     lines += _part("over the budget:", faults)
+    lines += _part("not rehearsed, so nothing was written:", missing)
     return "\n".join(lines) + "\n"
 
 
-def plain(rehearsal: Rehearsal, ended: Ended, differences: Sequence[str], faults: Sequence[str]) -> dict[str, Any]:
+def plain(
+    rehearsal: Rehearsal, ended: Ended, differences: Sequence[str], faults: Sequence[str], missing: Sequence[str]
+) -> dict[str, Any]:
     """Return the same for `--json`."""
     return {
         "kind": "rehearsal",
@@ -54,6 +59,7 @@ def plain(rehearsal: Rehearsal, ended: Ended, differences: Sequence[str], faults
         "ended": asdict(ended),
         "differences": list(differences),
         "faults": list(faults),
+        "missing": list(missing),
     }
 
 

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from stagec_rehearse import FOLDER, driver
 
 CPU = "cpu"
 """The device that is JAX's own CPU client, as many devices as asked for."""
-_PLUGIN = "jax_plugins.xla_cuda13"
+_PLUGIN = "jax-cuda13-plugin"
 _STEP = 0.2
 """Seconds between two looks at what a program has compiled."""
 _GRACE = 10.0
@@ -99,16 +99,18 @@ def _rows(folder: Path) -> int:
 
 def _end(process: subprocess.Popen[bytes], folder: Path, why: str) -> Ended:
     """End a program and all that it started, after it has said where it is."""
-    stack = folder / f"{process.pid}.stack"
-    if stack.exists():
-        os.kill(process.pid, signal.SIGUSR2)  # faulthandler's
-        time.sleep(_STEP)
+    stacks = sorted(folder.glob("*.stack"), key=lambda path: int(path.stem) != process.pid)
+    for path in stacks:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(int(path.stem)) == process.pid:  # not a process of others that has its number by now
+                os.kill(int(path.stem), signal.SIGUSR2)  # faulthandler's
+    time.sleep(_STEP)
     _signal(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
     _signal(process, signal.SIGKILL)
     process.wait()
-    return Ended(None, why, _innermost(stack.read_text()) if stack.exists() else "")
+    return Ended(None, why, next(filter(None, (_innermost(path.read_text()) for path in stacks)), ""))
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
@@ -127,6 +129,16 @@ def _innermost(stack: str) -> str:
 def versions(folder: Path) -> dict[str, str]:
     """Return the versions of the packages that decide what is compiled, as the program's processes told them."""
     for path in sorted(folder.glob("*.versions")):
-        told: dict[str, str] = json.loads(path.read_text("utf-8"))
-        return told
+        packages: dict[str, str] = json.loads(path.read_text("utf-8"))
+        return packages
     return {}
+
+
+def missing(device: str, told: Mapping[str, str]) -> list[str]:
+    """Return why a program was not rehearsed. told: those that its processes told."""
+    if not told:
+        what = "no process of the program has imported JAX where it could be observed"
+        return [f"{what}: python -I, -E and -S leave out what observes it"]
+    if device != CPU and _PLUGIN not in told:
+        return [f"the program's Python has no {_PLUGIN}: install jax[cuda13] there"]
+    return []

@@ -7,9 +7,9 @@ Modules: `stagec_rehearse/commands/rehearse.py`, `stagec_rehearse/commands/progr
 
 from __future__ import annotations
 
-import json
-import os
+import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from compiler.extensions.rehearse.tests.processes import built, hits, specified, stagec
 from stagec_rehearse import programs
-from tests.building import COMPILER, ROOT
+from tests.building import ROOT
 
 PROGRAM = """
 import sys
@@ -55,28 +56,10 @@ for size in range(1, 8):
     double(np.ones(size, np.float32))
 print(jax.jit(lambda x: x + table)(np.float32(1)).shape)
 """
-HITS = """
-import json, runpy, sys
-from jax._src import monitoring
-import stagec.jax_cache
-counts = {}
-monitoring.register_event_listener(lambda event, **_: counts.__setitem__(event, counts.get(event, 0) + 1))
-runpy.run_path(sys.argv[1])
-print(json.dumps({event.rpartition("/")[2]: count for event, count in counts.items() if "compilation_cache" in event}))
-"""
-EXTENSION = Path(programs.__file__).parents[1]
-
-
-def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    path = os.pathsep.join([str(COMPILER), str(EXTENSION), *filter(None, sys.path)])
-    environment |= {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **variables}
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def rehearse(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return run("-m", "stagec", "rehearse", "--device", "cpu", *words, cwd=cwd)
+    return stagec("rehearse", "--device", "cpu", *words, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -125,68 +108,31 @@ def test_the_same_run_writes_the_same_bytes(rehearsed: Path, tmp_path: Path) -> 
 
 def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
     """The program is not changed, and compiles nothing."""
-    keys = sorted((rehearsed / "rehearsal" / "programs").iterdir())
-    words: list[str | Path] = [word for key in keys for word in ("--key", key)]
-    spec = tmp_path / "spec.json"
-    toml = rehearsed / "rehearsal" / programs.NAME
-    done = run(
-        "-m",
-        "stagec",
-        "action",
-        "program-spec",
-        "--programs",
-        toml,
-        "--target",
-        "cpu-avx2",
-        *words,
-        "--output",
-        spec,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    entries = []
-    for key in keys:
-        files = tmp_path / f"{key.stem}.json", tmp_path / f"{key.stem}.xla"
-        compiled = ["--spec", spec, "--key", key, "--entry", files[0], "--output", files[1]]
-        done = run("-m", "stagec", "action", "jax-compile", *compiled, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        entries += ["--entry", f"{key.stem}:{files[0]}:{files[1]}"]
-    done = run("-m", "stagec", "action", "jax-cache", *entries, "--output", tmp_path / "cache", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    variables = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-    }
-    done = run("-c", HITS, "train.py", cwd=rehearsed, **variables)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout.splitlines()[-1])
-    assert counts["cache_hits"] == counts["compile_requests_use_cache"] == len(keys)
+    cache, count = built(rehearsed / "rehearsal", "cpu-avx2", tmp_path)
+    counts = hits("train.py", cache, rehearsed, JAX_PLATFORMS="cpu")
+    assert counts["cache_hits"] == counts["compile_requests_use_cache"] == count
 
 
 def test_keys_that_are_not_those_of_the_programs(rehearsed: Path, tmp_path: Path) -> None:
-    toml = rehearsed / "rehearsal" / programs.NAME
-    strange = tmp_path / f"{'0' * 64}.key"
+    rehearsal = tmp_path / "rehearsal"
+    shutil.copytree(rehearsed / "rehearsal", rehearsal)
+    missing, changed, *others = sorted((rehearsal / "programs").iterdir())
+    changed.write_bytes(changed.read_bytes() + b"x")
+    strange = rehearsal / "programs" / f"{'0' * 64}.key"
     strange.touch()
-    words = [
-        "--programs",
-        toml,
-        "--target",
-        "h100-sxm",
-        "--key",
-        strange,
-        "--output",
-        tmp_path / "spec",
-        "--label",
-        "//a:b",
-    ]
-    done = run("-m", "stagec", "action", "program-spec", *words, cwd=tmp_path)
+    toml = rehearsal / programs.NAME
+    toml.write_text(toml.read_text() + '[[programs]]\nname = "f"\nline = "x.py:3"\nerror = "KeyError: 1"\n')
+    done = specified(rehearsal, "h100-sxm", [changed, *others, strange], tmp_path)
     assert done.returncode == 2
-    assert f"//a:b: it was rehearsed on cpu, and the target is h100-sxm ({toml}: device)" in done.stderr
-    assert "the key of jit_step (train.py:" in done.stderr
-    assert f"{'0' * 64}.key is the key of no program" in done.stderr
-    assert not (tmp_path / "spec").exists()
+    for said in (
+        f"it was rehearsed on cpu, and the target is h100-sxm ({toml}: device)",
+        f"programs/{missing.name}, is not among the files",
+        f"its content has another digest than its name ({changed})",
+        f"it is the key of no program ({strange})",
+        f"the key of f (x.py:3) is not known: KeyError: 1 ({toml}: programs)",
+    ):
+        assert f"//a:b: {said}" in done.stderr or said in done.stderr, said
+    assert not (tmp_path / "spec.json").exists()
 
 
 def test_storms_constants_and_budget(tmp_path: Path) -> None:
@@ -241,7 +187,7 @@ def test_a_program_that_fails_is_told_and_listed(tmp_path: Path) -> None:
     done = rehearse("--", "no-such-program", cwd=tmp_path)
     assert done.returncode == 2
     assert "no-such-program cannot be started: No such file or directory" in done.stderr
-    done = run("-m", "stagec", "rehearse", "--device", "h100-sxn", "--", sys.executable, "fails.py", cwd=tmp_path)
+    done = stagec("rehearse", "--device", "h100-sxn", "--", sys.executable, "fails.py", cwd=tmp_path)
     assert done.returncode == 2
     assert 'unknown device "h100-sxn"' in done.stderr
 
@@ -251,15 +197,68 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
     done = rehearse("--compare", programs.NAME, "--", sys.executable, "x.py", cwd=tmp_path)
     assert done.returncode == 2
     assert f"{programs.NAME}: format: 2 is not a format of programs" in done.stderr
-    (tmp_path / programs.NAME).write_text('format = 1\ndevices = "2"\n[[programs]]\nname = 1\nother = 2\n')
+    (tmp_path / programs.NAME).write_text(
+        'format = 1\ndevices = "2"\n[[programs]]\nname = 1\nother = 2\nfile = "../x"\n'
+    )
     done = rehearse("--compare", programs.NAME, "--", sys.executable, "x.py", cwd=tmp_path)
     assert done.returncode == 2
-    for text in ("device: missing key", "devices: '2' is not a whole number", "programs[0].other: unknown key"):
-        assert f"{programs.NAME}: {text}" in done.stderr
+    for text in (
+        "device: missing key",
+        "devices: '2' is not a whole number",
+        "programs[0].other: unknown key",
+        "'../x' is not a SHA-256",
+    ):
+        assert text in done.stderr
     (tmp_path / programs.NAME).write_text('format = 1\ndevice = "cpu"\ndevices = 1\n[versions]\n[budget]\nflops = 1\n')
     done = rehearse("-o", ".", "--", sys.executable, "x.py", cwd=tmp_path)
     assert done.returncode == 2
     assert f"{programs.NAME}: budget.flops: 1 is not a budget" in done.stderr
+
+
+def test_a_program_that_nobody_observed_is_told(tmp_path: Path) -> None:
+    done = rehearse("--", sys.executable, "-I", "-c", "print(1)", cwd=tmp_path)
+    assert (done.returncode, done.stdout[:2]) == (1, "1\n")
+    assert "not rehearsed, so nothing was written:\n  no process of the program has imported JAX" in done.stdout
+    assert not (tmp_path / "rehearsal").exists()
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is not None, reason="the plugin for CUDA is installed"
+)
+def test_a_program_without_the_plugin_is_told(tmp_path: Path) -> None:
+    words = ["--device", "h100-sxm", "--", sys.executable, "-c", "import jax; jax.devices()"]
+    done = stagec("rehearse", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the program's Python has no jax-cuda13-plugin: install jax[cuda13] there" in done.stdout
+
+
+def test_words_of_the_program_stay_as_they_are(tmp_path: Path) -> None:
+    """Those of stagec may be in a file."""
+    (tmp_path / "words").write_text("--other\n")
+    program = "import jax, sys; print(sys.argv[1:])"
+    done = rehearse("--", sys.executable, "-c", program, "@words", "--device", "--", "x", cwd=tmp_path)
+    assert done.stdout.startswith("['@words', '--device', '--', 'x']\n"), done.stderr
+
+
+def test_other_files_stay(tmp_path: Path) -> None:
+    """A file that ends with .key may be anything; and no link is followed."""
+    program = "import jax, sys; jax.jit(lambda x: x + int(sys.argv[1]))(1.0)"
+    assert rehearse("--", sys.executable, "-c", program, "1", cwd=tmp_path).returncode == 0
+    folder = tmp_path / "rehearsal" / "programs"
+    (first,) = folder.iterdir()
+    (folder / "server.key").write_text("secret")
+    assert rehearse("--", sys.executable, "-c", program, "2", cwd=tmp_path).returncode == 0
+    assert (folder / "server.key").read_text() == "secret"
+    assert not first.exists()
+    assert len([*folder.iterdir()]) == 2
+    (tmp_path / "other").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "other" / "programs").symlink_to(tmp_path / "elsewhere")
+    done = rehearse("-o", "other", "--", sys.executable, "-c", program, "3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:

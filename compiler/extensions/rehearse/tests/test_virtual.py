@@ -5,21 +5,17 @@ Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_re
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from compiler.extensions.rehearse.tests.processes import built, hits, run
 from stagec.hardware import cuda
 from stagec_rehearse import driver, programs
 from tests.backends.deviceless import installed
-from tests.building import COMPILER
 
 pytestmark = installed(jax_cuda13_pjrt="jax_plugins.xla_cuda13", nvidia_cuda_nvcc="nvidia.cu13.bin")
-EXTENSION = Path(programs.__file__).parents[1]
 TRAIN = """
 import jax, jax.numpy as jnp
 import optax
@@ -70,25 +66,6 @@ step = jax.jit(lambda x: (x @ x).sum())
 x = jnp.zeros((1 << 15, int(sys.argv[1]) << 13), jnp.float32)  # GiB
 print(x.nbytes >> 30, "GiB", jax.devices()[0].memory_stats()["bytes_limit"] >> 30)
 """
-HITS = """
-import json, runpy, sys
-import jax
-from jax._src import hardware_utils, monitoring
-hardware_utils.has_visible_nvidia_gpu = lambda: True
-import stagec.jax_cache
-counts = {}
-monitoring.register_event_listener(lambda event, **_: counts.__setitem__(event, counts.get(event, 0) + 1))
-runpy.run_path(sys.argv[1])
-print(json.dumps({event.rpartition("/")[2]: count for event, count in counts.items() if "compilation_cache" in event}))
-"""
-
-
-def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    path = os.pathsep.join([str(COMPILER), str(EXTENSION), *filter(None, sys.path)])
-    command = [sys.executable, *map(str, words)]
-    environment |= {"PYTHONPATH": path, **variables}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def rehearse(program: str, *words: str, cwd: Path, arguments: tuple[str, ...] = (), **variables: str) -> str:
@@ -120,51 +97,14 @@ def test_what_a_virtual_device_lacks_is_compiled_and_named(rehearsed: Path) -> N
 
 def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
     """Under XLA's plugin, on the virtual driver: what was compiled without a device is what it asks for."""
-    folder = rehearsed / "rehearsal"
-    keys = sorted((folder / "programs").iterdir())
-    words: list[str | Path] = [word for key in keys for word in ("--key", key)]
-    spec = tmp_path / "spec.json"
-    done = run(
-        "-m",
-        "stagec",
-        "action",
-        "program-spec",
-        "--programs",
-        folder / programs.NAME,
-        "--target",
-        "h100-sxm",
-        *words,
-        "--output",
-        spec,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    entries: list[str] = []
-    for key in keys:
-        names, executable = tmp_path / f"{key.stem}.json", tmp_path / f"{key.stem}.xla"
-        compiled = ["--spec", spec, "--key", key, "--entry", names, "--output", executable]
-        done = run("-m", "stagec", "action", "jax-compile", *compiled, cwd=tmp_path, JAX_PLATFORMS="cpu")
-        assert done.returncode == 0, done.stderr
-        entries += ["--entry", f"{key.stem}:{names}:{executable}"]
-    done = run("-m", "stagec", "action", "jax-cache", *entries, "--output", tmp_path / "cache", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    cache, _ = built(rehearsed / "rehearsal", "h100-sxm", tmp_path)
     (tmp_path / "lib").mkdir()
     driver.install(cuda.device("h100-sxm"), tmp_path / "lib")
     # The program without its convolution, which the virtual driver cannot run.
-    variables = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-        "JAX_PLATFORMS": "cuda",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-        "LD_LIBRARY_PATH": str(tmp_path / "lib"),
-    }
     text = TRAIN.replace("for _ in range(2):", "for _ in ():").replace('"loss", float(loss)', "")
     (tmp_path / "program.py").write_text(text)
-    done = run("-c", HITS, "program.py", cwd=tmp_path, **variables)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout.splitlines()[-1])
+    variables = {"JAX_PLATFORMS": "cuda", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    counts = hits("program.py", cache, tmp_path, LD_LIBRARY_PATH=str(tmp_path / "lib"), **variables)
     assert counts["cache_hits"] == counts["compile_requests_use_cache"] > 10
 
 

@@ -233,8 +233,9 @@ async def serve(
         service = Service(metrics, options.limits, repository, options.control, sequences, options.tokens)
         service.control_port = control.getsockname()[1] if control else None
         application = Application(service)
-        config = _config(application, options, **(options.tls.of_uvicorn() if options.tls else {}))
+        config = _config(application, options)
         config.load()
+        config.ssl = options.tls.context if options.tls else None
         rpc = None
         if grpc_address:
             from stagec_serve.rpc import RpcServer  # it takes a while, and not everybody wants it
@@ -259,7 +260,7 @@ async def serve(
             if options.watch:
                 await _watch(options.watch, first, service)
 
-        keeping = asyncio.create_task(options.tls.keep(config.ssl)) if options.tls and config.ssl else None
+        keeping = asyncio.create_task(options.tls.keep()) if options.tls else None
         starting = asyncio.create_task(start())
         await server.serve([listener, *([control] if control else [])])
         if keeping:
@@ -269,7 +270,7 @@ async def serve(
             await starting
 
 
-def _config(application: Application, options: Options, **tls: Any) -> uvicorn.Config:
+def _config(application: Application, options: Options) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http=_protocol(options.limits.seconds),
@@ -283,7 +284,6 @@ def _config(application: Application, options: Options, **tls: Any) -> uvicorn.C
         h11_max_incomplete_event_size=MOST_HEADERS,
         timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
         backlog=_BACKLOG,
-        **tls,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -30,30 +31,36 @@ def identity(path: str) -> tuple[int, ...] | None:
 
 
 class Certificates:
-    """The server's certificate with its key, and the one that must have signed those of clients."""
+    """The server's certificate with its key, and the one that must have signed those of clients.
+
+    Both protocols use the bytes that were checked: the files may be others a moment later.
+
+    context: of HTTP. New connections have the certificate that it has by then.
+    """
 
     def __init__(self, certificate: str, key: str, clients: str = "") -> None:
         """Take files in PEM. clients: "": clients need no certificate. Raises StagecError if they are not that."""
-        self._files, self._clients = (certificate, key), clients
-        self._known, self._changes = [identity(file) for file in self._files], 0
+        self._files, self._changes = (certificate, key), 0
+        self._known = [identity(file) for file in self._files]
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            self._roots = Path(clients).read_bytes() if clients else None
-            self._check()
+            self._pair = self._read()
+            _load(self.context, self._pair)
         except OSError as error:  # and of ssl
             raise mistake(f"{' and '.join(self._files)}: not a certificate and its key in PEM: {error}") from None
-        try:
-            if clients:
-                ssl.create_default_context(cafile=clients)
-        except OSError as error:
-            raise mistake(f"{clients}: not certificates in PEM: {error}") from None
+        self._roots = None
+        if clients:
+            try:
+                self._roots = Path(clients).read_bytes()
+                self.context.load_verify_locations(cadata=self._roots.decode("ascii"))
+            except (OSError, ValueError) as error:
+                raise mistake(f"{clients}: not certificates in PEM: {error}") from None
+            self.context.verify_mode = ssl.CERT_REQUIRED
 
-    def _check(self) -> None:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-
-    def of_uvicorn(self) -> dict[str, Any]:
-        """Return the options of uvicorn."""
-        needed = {"ssl_ca_certs": self._clients, "ssl_cert_reqs": ssl.CERT_REQUIRED} if self._clients else {}
-        return {"ssl_certfile": self._files[0], "ssl_keyfile": self._files[1], **needed}
+    def _read(self) -> tuple[bytes, bytes]:
+        certificate, key = (Path(file).read_bytes() for file in self._files)
+        _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), (certificate, key))
+        return certificate, key
 
     def of_grpc(self) -> Any:
         """Return the credentials of a server of gRPC."""
@@ -61,8 +68,8 @@ class Certificates:
 
         known = self._changes
 
-        def read() -> Any:
-            certificate, key = (Path(file).read_bytes() for file in self._files)
+        def configuration() -> Any:
+            certificate, key = self._pair
             return grpc.ssl_server_certificate_configuration([(key, certificate)], self._roots)
 
         def changed() -> Any:
@@ -70,11 +77,11 @@ class Certificates:
             if known == self._changes:
                 return None
             known = self._changes
-            return read()
+            return configuration()
 
-        return grpc.dynamic_ssl_server_credentials(read(), changed, bool(self._clients))
+        return grpc.dynamic_ssl_server_credentials(configuration(), changed, self._roots is not None)
 
-    async def keep(self, context: ssl.SSLContext) -> None:
+    async def keep(self) -> None:
         """Use new files for new connections when they are there, until this is cancelled."""
         while True:
             await asyncio.sleep(LOOK)
@@ -82,13 +89,25 @@ class Certificates:
             if now == self._known:
                 continue
             try:
-                self._check()
-                context.load_cert_chain(*self._files)
+                self._pair = self._read()
+                _load(self.context, self._pair)
                 self._changes += 1
                 _LOG.info("the certificate is that of a new file")
             except OSError as error:
                 _LOG.error("the certificate stays as it is: %s", error)
             self._known = now
+
+
+def _load(context: ssl.SSLContext, pair: tuple[bytes, bytes]) -> None:
+    """Let a context have a certificate and its key. OpenSSL reads files: these are in memory. Raises OSError."""
+    with contextlib.ExitStack() as opened:
+        paths = []
+        for data in pair:
+            file = opened.enter_context(open(os.memfd_create("stagec"), "wb"))  # noqa: PTH123
+            file.write(data)
+            file.flush()
+            paths.append(f"/proc/self/fd/{file.fileno()}")
+        context.load_cert_chain(*paths)
 
 
 class Tokens:

@@ -55,7 +55,7 @@ def test_clients_need_a_certificate(served: Path, tmp_path: Path) -> None:
 
 
 def test_a_new_certificate_is_used(served: Path, tmp_path: Path) -> None:
-    """Both protocols, for new connections; one that is no certificate is not."""
+    """Both protocols use it for new connections, and go on with the old one where the new file has no certificate."""
     old, new = tls(tmp_path / "old"), tls(tmp_path / "new")
     used = [shutil.copy(file, tmp_path / file.name) for file in old]
     with serving(served, "--grpc-port", "0", "--tls-cert", str(used[0]), "--tls-key", str(used[1])) as server:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-from stagec.cli.files import Options, write_whole
+from stagec.cli.files import Options, read, write_whole
 from stagec.cli.options import value
 
 OPTIONS = {
@@ -28,16 +29,21 @@ def run(options: Options) -> None:
     if rehearsal.device != (options.target if target.platform == "cuda" else target.platform):
         what = f"it was rehearsed on {rehearsal.device}, and the target is {options.target}"
         problems.append(Problem(options.programs, "device", what, "rehearse it again, with --device of the target"))
-    given = {Path(path).stem for path in options.key}
-    listed = {program.file: program for program in rehearsal.programs if program.file}
-    for digest in sorted(listed.keys() - given):
-        what = f"the key of {listed[digest].name} ({listed[digest].line}), {digest}.key, is not among the files"
-        problems.append(
-            Problem(options.programs, "programs", what, "check the whole folder in that stagec rehearse wrote")
-        )
-    for digest in sorted(given - listed.keys()):
-        what = f"{digest}.key is the key of no program"
-        problems.append(Problem(options.programs, "programs", what, "remove the file, or rehearse again"))
+    given = {Path(path).stem: path for path in options.key}
+    listed = {program.file for program in rehearsal.programs}
+    for program in rehearsal.programs:
+        where = f"{program.name} ({program.line})"
+        if not program.file:
+            what = f"the key of {where} is not known: {program.error}"
+            problems.append(Problem(options.programs, "programs", what, "mend the program, or remove the row"))
+        elif program.file not in given:
+            what = f"the key of {where}, {programs.key_file(program.file)}, is not among the files"
+            problems.append(Problem(options.programs, "programs", what, "check in the whole folder of the rehearsal"))
+    for digest, path in sorted(given.items()):
+        if digest not in listed:
+            problems.append(Problem(path, "", "it is the key of no program", "remove the file, or rehearse again"))
+        elif hashlib.sha256(read(path)).hexdigest() != digest:
+            problems.append(Problem(path, "", "its content has another digest than its name", "rehearse again"))
     if problems:
         raise StagecError(*problems).of(options.label)
     spec = specs.ExecutableSpec("programs", options.programs, target, {}, "", specs.Limits())

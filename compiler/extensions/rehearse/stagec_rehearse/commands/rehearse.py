@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options
+from stagec.cli.files import Answer, Options, write_below
 from stagec.cli.options import at_least, more_than_0, value
 
 OPTIONS = {
@@ -25,19 +25,28 @@ def run(options: Options) -> Answer:
     from stagec_rehearse import programs, report, running
 
     output = Path(options.output)
-    before = programs.read(options.compare) if options.compare else None
-    budget = programs.budget(output / programs.NAME)
+    compared = programs.read(options.compare) if options.compare else None
+    earlier = programs.read(str(output / programs.NAME)) if (output / programs.NAME).exists() else None
+    budget = earlier.budget if earlier else {}  # people write it, and it stays
     programs.faults(programs.Rehearsal(options.device, options.devices, {}, (), budget))  # before a long run
     with tempfile.TemporaryDirectory(prefix="stagec-rehearsal-") as scratch:
         folder = Path(scratch)
         variables = running.environment(options.device, options.devices, folder)
         ended = running.run(options.program, variables, folder, options.seconds, options.idle)
-        compiled, files = programs.observed(folder)
+        compiled, keys = programs.observed(folder)
         versions = running.versions(folder)
+    missing = running.missing(options.device, versions)
     rehearsal = programs.Rehearsal(options.device, options.devices, versions, compiled, budget)
-    programs.write(rehearsal, files, output)
-    differences = programs.changes(before, rehearsal) if before else []
+    if not missing:
+        for digest, key in keys.items():
+            write_below(options.output, programs.key_file(digest), [key])
+        write_below(options.output, programs.NAME, [programs.to_toml(rehearsal).encode()])
+        # Those of an earlier rehearsal alone: a file that ends with .key may be anything.
+        for program in earlier.programs if earlier else ():
+            if program.file and program.file not in keys:
+                (output / programs.key_file(program.file)).unlink(missing_ok=True)
+    differences = programs.changes(compared, rehearsal) if compared else []
     faults = programs.faults(rehearsal)
-    failed = bool(ended.status or faults or differences)
-    said = report.text(rehearsal, ended, differences, faults)
-    return Answer(report.plain(rehearsal, ended, differences, faults), said, int(failed))
+    failed = bool(ended.status or missing or faults or differences)
+    said = report.text(rehearsal, ended, differences, faults, missing)
+    return Answer(report.plain(rehearsal, ended, differences, faults, missing), said, int(failed))
