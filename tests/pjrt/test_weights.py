@@ -45,6 +45,12 @@ kwargs = { p = { w = "f32[5,3]" } }
 bind = { p = "w.safetensors" }
 targets = ["cpu"]
 
+[functions.shift]
+entry = "model:shift"
+args = ["f32[5,3]", "f32[5]", "f32[]"]
+bind = { w = "w.safetensors" }
+targets = ["cpu"]
+
 [functions.double]
 entry = "double.mlir"
 bind = { "args[0]" = { file = "w.safetensors", prefix = "w" } }
@@ -57,6 +63,10 @@ def apply(params, x, scale):
 
 def plus(x, *, p):
     return x + p["w"].sum(axis=1)
+
+
+def shift(w, x, by):
+    return w.sum(axis=1) * x + by
 """
 MODULE = """
 func.func @main(%arg0: tensor<5x3xf32>) -> tensor<5x3xf32> {
@@ -147,6 +157,18 @@ def test_an_array_is_stored_once_and_shared(built: Path) -> None:
     bundle = stagec.load(built)
     shared = {id(bundle[name].weights[path]) for name, path in (("apply", "args[0]['w']"), ("double", "args[0]"))}
     assert len(shared) == 1
+
+
+def test_a_number_beside_weights_is_that_of_its_call(built: Path) -> None:
+    """Such calls are remembered by the kinds of their arguments, and not by a number's value or class."""
+    shift = stagec.load(built)["shift"]
+    for by in (1, 2.5, np.float32(3), np.asarray(4, np.float32), 5, True, 6.5):
+        for x in (B, B + 1):
+            np.testing.assert_array_equal(shift(x, by), W.sum(axis=1) * x + np.float32(by))
+    with pytest.raises(stagec.CallError):
+        shift(B, 1j)
+    with pytest.raises(stagec.CallError):
+        shift(B[:4], 1)
 
 
 def test_the_portable_artifact_takes_them_too(built: Path, tmp_path: Path) -> None:
