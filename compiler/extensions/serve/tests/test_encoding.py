@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,14 @@ def test_a_minus_before_0(interface: Interface, models: dict[str, Model]) -> Non
     assert read_ids.tolist() == [[0, 7]]
 
 
+@pytest.mark.parametrize("text", ['[-0,"' + '\\"' * 2**20, '["' * 2**20 + "-0", "-0," * 2**19, "-0" + '"' * 2**20])
+def test_text_that_is_no_json_is_soon_refused(interface: Interface, text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(RequestError):
+        encoding.read(text.encode(), None, lambda _: interface, "predict")
+    assert time.process_time() - began < 5
+
+
 def test_text_with_colons_is_one_key(interface: Interface) -> None:
     for text in ("a:b", "::", "\u003a", "é:"):
         for body in (json.dumps({**AS_JSON, "id": text}), json.dumps({**AS_JSON, "id": text}, ensure_ascii=False)):
@@ -233,6 +242,7 @@ def test_text_with_colons_is_one_key(interface: Interface) -> None:
 
 READS = """
 import sys
+import time
 from pathlib import Path
 import orjson
 from stagec_serve import encoding
