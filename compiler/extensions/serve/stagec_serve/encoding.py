@@ -32,7 +32,7 @@ _MOST_WRITTEN = 2**20
 _MOST_CHANGE = 2**16
 """Bytes of a request that loads or unloads a model."""
 _MINUS_0 = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
-# A string without an end goes to the end of the text: to look for one again at each of its quotes is quadratic, and took
+# A string without an end goes to the end of the text. To look for one again at each of its quotes is quadratic: it took
 # six seconds for 32 kB.
 _OR_STRING = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|' + _MINUS_0.pattern, re.DOTALL)
 _COLONS = (b":", b"\\u003a", b"\\u003A")
@@ -126,10 +126,10 @@ def read(
 def _parsed(body: bytes, end: int, shape: json_shapes.Shape) -> Any:
     """Return the JSON that a body begins with. Raises RequestError ("request") if it does not have a shape."""
     text: memoryview | bytes = memoryview(body)[:end]
-    if _MINUS_0.search(text):  # the parser takes it for 0
-        text = _OR_STRING.sub(lambda match: match[1] or b"-0.0", text)
     try:
         value = orjson.loads(text)
+        if _MINUS_0.search(text):  # the parser takes it for 0
+            value = orjson.loads(_OR_STRING.sub(lambda match: match[1] or b"-0.0", text))
         # Of two equal keys the parser takes the last one, and a proxy may have looked at the first one.
         if sum(body.count(colon, 0, end) for colon in _COLONS) != _colons(value):
             raise ValueError("a key appears twice in an object, or data has text")
