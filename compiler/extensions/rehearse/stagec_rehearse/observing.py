@@ -287,8 +287,9 @@ def _constants(module: ir.Module) -> Iterator[dict[str, Any]]:
         if operation.name == "stablehlo.constant":
             value = operation.attributes["value"]
             if isinstance(value, ir.DenseElementsAttr) and not value.is_splat:
+                buffer: Any = value  # the stubs know that it is one from Python 3.12 on
                 # MLIR has no view of bits.
-                size = 0 if "xi1>" in str(value.type) else memoryview(value).nbytes  # type: ignore[arg-type]
+                size = 0 if "xi1>" in str(value.type) else memoryview(buffer).nbytes
                 if size > _LARGE:
                     large.append({"bytes": size, "aval": _aval(value.type)})
         return ir.WalkResult.ADVANCE
