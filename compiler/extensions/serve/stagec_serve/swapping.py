@@ -123,6 +123,7 @@ class Swapping:
 
     def _is_below(self, path: Path) -> bool:
         try:
-            return path.resolve().is_relative_to(self._folder)
-        except (OSError, RuntimeError):  # links that lead to each other, which Python 3.13 does not refuse
+            real = path.resolve()
+        except (OSError, RuntimeError):  # links that lead to each other
             return False
+        return real.is_relative_to(self._folder) and not real.is_symlink()  # Python 3.13 leaves such links as they are
