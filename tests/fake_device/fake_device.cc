@@ -32,8 +32,10 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "pjrt_c_api.h"
@@ -305,14 +307,14 @@ PJRT_Error* client_create(PJRT_Client_Create_Args* args) {
   return cpu->PJRT_Client_Create(args);
 }
 
-const std::string& kept(const std::string& text) {  // strings that are never freed, each once
+std::string_view kept(std::string text) {  // strings that are never freed, each once
   static auto* strings = new std::unordered_set<std::string>;
   std::lock_guard<std::mutex> lock(mutex);
-  return *strings->insert(text).first;
+  return *strings->insert(std::move(text)).first;
 }
 
 PJRT_Error* platform_name(PJRT_Client_PlatformName_Args* args) {
-  const std::string& name = kept(variable("STAGEC_FAKE_PLATFORM", "cuda"));
+  const std::string_view name = kept(variable("STAGEC_FAKE_PLATFORM", "cuda"));
   args->platform_name = name.data();
   args->platform_name_size = name.size();
   return nullptr;
@@ -325,7 +327,7 @@ PJRT_Error* platform_version(PJRT_Client_PlatformVersion_Args* args) {
 }
 
 PJRT_Error* device_kind(PJRT_DeviceDescription_Kind_Args* args) {
-  const std::string& kind = kept(KIND + variable("STAGEC_FAKE_MODEL"));
+  const std::string_view kind = kept(KIND + variable("STAGEC_FAKE_MODEL"));
   args->device_kind = kind.data();
   args->device_kind_size = kind.size();
   return nullptr;
@@ -334,7 +336,7 @@ PJRT_Error* device_kind(PJRT_DeviceDescription_Kind_Args* args) {
 PJRT_Error* device_text(PJRT_DeviceDescription_ToString_Args* args) {
   PJRT_DeviceDescription_Id_Args id = {PJRT_DeviceDescription_Id_Args_STRUCT_SIZE, nullptr, args->device_description, 0};
   cpu->PJRT_DeviceDescription_Id(&id);
-  const std::string& text = kept("FakeDevice(id=" + std::to_string(id.id) + ")");
+  const std::string_view text = kept("FakeDevice(id=" + std::to_string(id.id) + ")");
   args->to_string = text.data();
   args->to_string_size = text.size();
   return nullptr;
@@ -347,7 +349,7 @@ PJRT_Error* device_debug_text(PJRT_DeviceDescription_DebugString_Args* args) {
 }
 
 PJRT_Error* topology_name(PJRT_TopologyDescription_PlatformName_Args* args) {
-  const std::string& name = kept(variable("STAGEC_FAKE_PLATFORM", "cuda"));
+  const std::string_view name = kept(variable("STAGEC_FAKE_PLATFORM", "cuda"));
   args->platform_name = name.data();
   args->platform_name_size = name.size();
   return nullptr;
@@ -371,7 +373,7 @@ std::string read_file(const std::string& path) {
 
 PJRT_Error* topology_attributes(PJRT_TopologyDescription_Attributes_Args* args) {
   static PJRT_NamedValue value;
-  const std::string& text = kept(read_file(variable("STAGEC_FAKE_DESCRIPTION")));
+  const std::string_view text = kept(read_file(variable("STAGEC_FAKE_DESCRIPTION")));
   value.struct_size = PJRT_NamedValue_STRUCT_SIZE;
   value.name = "target_config";
   value.name_size = strlen(value.name);
