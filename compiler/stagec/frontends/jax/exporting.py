@@ -1,4 +1,4 @@
-"""`jax.export.export`, of functions with custom calls that it refuses at first."""
+"""`jax.export.export`, also of functions with custom calls that it refuses at first; references are refused by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.export
+from jax._src.state.types import AbstractRef
 
 from stagec.frontends.jax import wholes
+from stagec.frontends.jax.advice import REFERENCE
 
 
 def export(
@@ -31,6 +33,7 @@ def export(
         exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
         return dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
 
+    refuse_references(jitted.trace(*args, **kwargs))
     try:
         return attempt(disabled)
     except ValueError as error:
@@ -39,3 +42,15 @@ def export(
             raise
         allow(calls)
     return attempt([*disabled, *map(jax.export.DisabledSafetyCheck.custom_call, calls)])
+
+
+def has_references(traced: Any) -> bool:
+    """Whether a traced program takes a `jax.Ref`, or closes over one: only the process that traced it can run it."""
+    closed_over = [*traced.jaxpr.consts, *getattr(traced, "_consts", ())]  # in the second since JAX 0.10.2
+    return any(isinstance(aval, AbstractRef) for aval in [*traced.jaxpr.in_avals, *map(jax.typeof, closed_over)])
+
+
+def refuse_references(traced: Any) -> None:
+    """Raise TypeError for a program of which `has_references` is true."""
+    if has_references(traced):
+        raise TypeError(f"{traced.fun_name} takes a jax.Ref (mutable array reference), or closes over one; {REFERENCE}")
