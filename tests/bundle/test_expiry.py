@@ -1,12 +1,9 @@
 """Until when exports are readable."""
 
-import re
-
 import pytest
 
 from stagec.bundle.expiry import readable_until
 from stagec.core.builds.releases import Release
-from tests.building import COMPILER, ROOT
 
 
 def test_six_months_after_the_release() -> None:
@@ -22,11 +19,3 @@ def test_the_end_of_a_shorter_month(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_version_that_is_not_known() -> None:
     assert readable_until("0.9.9") == readable_until(None) == "unknown"
-
-
-def test_the_day_in_the_readme() -> None:
-    locked = re.search(r"^jax==(\S+)", (COMPILER / "requirements.lock").read_text("utf-8"), re.MULTILINE)
-    assert locked
-    said = re.search(r"(\S+) for (\S+), the default", (ROOT / "README.md").read_text("utf-8"))
-    assert said
-    assert said.groups() == (readable_until(locked[1]), locked[1])

@@ -23,7 +23,7 @@ numpy.tanh = numpy.sinh
 
 
 def said(folder: Path, changed: str) -> str:
-    """What a process that was tested with older ones says of the installed jaxlib, with lines more in its xla_client."""
+    """What stagec says of the installed jaxlib if it was tested with older ones, with lines more in its xla_client."""
     package = folder / "jaxlib"
     package.mkdir()
     for file in Path(jaxlib.__file__).parent.iterdir():

@@ -30,7 +30,8 @@ def numbers() -> tuple[int, ...]:
 def refusal() -> str | None:
     """Return why the installed jaxlib cannot be used, by name; None if it can.
 
-    Of one that is newer than the tested range, a program in a child decides, once in a process. If it passes, this warns.
+    Of one that is newer than the tested range, a program in a child decides, once in a process. If it passes, this
+    warns.
     """
     if numbers() >= BEFORE:
         return _probed()

@@ -1,7 +1,7 @@
 """Whether an unknown jaxlib still does what stagec asks of it: a small program is compiled, stored, loaded and called.
 
-A number of a version cannot say it: jaxlib moves its internal interface with each release, or does not. What is wrong may
-be a signal, so this runs in a child (`compatibility.refusal`).
+A number of a version cannot say it: jaxlib moves its internal interface with each release, or does not. What is wrong
+may be a signal, so this runs in a child (`compatibility.refusal`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import os
 
 _MODULE = """
 func.func public @main(%x: tensor<4x4xf32>, %y: tensor<4x4xbf16>) -> (tensor<4x4xf32>, tensor<4x4xf32>) {
-  %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+      : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   %1 = stablehlo.tanh %0 : tensor<4x4xf32>
   %2 = stablehlo.dot_general %y, %y, contracting_dims = [1] x [0]
       : (tensor<4x4xbf16>, tensor<4x4xbf16>) -> tensor<4x4xbf16>
@@ -18,7 +19,7 @@ func.func public @main(%x: tensor<4x4xf32>, %y: tensor<4x4xbf16>) -> (tensor<4x4
   return %1, %3 : tensor<4x4xf32>, tensor<4x4xf32>
 }
 """
-"""With a product of bf16: the first thing that ran with one release and not with the next, and only when it was called."""
+"""With a product of bf16: 0.11.1 loads one of 0.11.2, and refuses it when it is called."""
 
 
 def run(_: bytes) -> None:
