@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +32,9 @@ def export(
     """
 
     def attempt(checks: Sequence[jax.export.DisabledSafetyCheck]) -> jax.export.Exported:
-        exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+        with explaining_kernels():
+            exporter = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))
+            exported = exporter(*args, **kwargs)
         return dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
 
     refuse_references(jitted.trace(*args, **kwargs))
@@ -54,3 +58,16 @@ def refuse_references(traced: Any) -> None:
     """Raise TypeError for a program of which `has_references` is true."""
     if has_references(traced):
         raise TypeError(f"{traced.fun_name} takes a jax.Ref (mutable array reference), or closes over one; {REFERENCE}")
+
+
+@contextlib.contextmanager
+def explaining_kernels() -> Iterator[None]:
+    """Say what to write for a kernel of Mosaic GPU: JAX 0.11.2 and newer end in an AssertionError without a word."""
+    try:
+        yield
+    except AssertionError as error:
+        if "gpu_lowering" not in {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}:
+            raise
+        what = f"JAX {jax.__version__} does not lower a pl.pallas_call with CompilerParams of Mosaic GPU"
+        write = "write jax.experimental.pallas.mosaic_gpu.kernel, or leave compiler_params out, for Triton"
+        raise NotImplementedError(f"{what}: {write}") from error

@@ -154,8 +154,9 @@ class JaxTracer:
                         exported = exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
                 else:
                     exporting.refuse_references(traced)
-                    exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
-                    exported = exporter(*args, **kwargs)
+                    with exporting.explaining_kernels():
+                        exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
+                        exported = exporter(*args, **kwargs)
                     exported = dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
             if faults := advice.refused(exported):
                 raise TypeError("\n".join(f"{traced.fun_name}: {what}; {write}" for what, write in faults.items()))
