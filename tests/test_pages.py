@@ -14,6 +14,7 @@ import pytest
 
 import stagec
 import stagec_arrays
+from stagec.bundle.expiry import readable_until
 from stagec.manifest import load_manifest, plan
 from tests.building import COMPILER, ROOT
 from tools import imports
@@ -253,3 +254,11 @@ def test_the_index_links_every_page() -> None:
 def test_the_site_has_every_page() -> None:
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(OUTSIDE.get(page, os.path.relpath(page, "docs")) for page in WRITTEN)
+
+
+def test_the_day_in_the_readme() -> None:
+    locked = re.search(r"^jax==(\S+)", (COMPILER / "requirements.lock").read_text("utf-8"), re.MULTILINE)
+    assert locked
+    said = re.search(r"(\S+) for (\S+), the default", (ROOT / "README.md").read_text("utf-8"))
+    assert said
+    assert said.groups() == (readable_until(locked[1]), locked[1])

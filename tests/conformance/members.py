@@ -15,6 +15,7 @@ import jax
 import jax.export
 
 import stagec
+from stagec.frontends.common.jit import JAXS_OWN
 from stagec.stages import mlir
 from tests.conformance import views
 from tests.conformance.array_programs import as_markdown as arrays_as_markdown
@@ -78,6 +79,10 @@ def fields(stage: str, **views: tuple[str, View]) -> list[Row]:
         return view(found() if callable(found) else found)
 
     return [Row(f"{stage}.{name}", words, partial(value, name, view)) for name, (words, view) in views.items()]
+
+
+def _effects(staged: Staged) -> list[str]:
+    return sorted(type(effect).__name__ for effect in getattr(staged.traced, "effects", staged.traced.jaxpr.effects))
 
 
 def _shapes(staged: Staged) -> Any:
@@ -172,6 +177,7 @@ ROWS = (
         out_info=OUT_INFO,
         donate_argnums=DONATED,
     ),
+    Row("Traced.effects", "class of each", _effects),  # since JAX 0.11
     Row("Traced.__call__", RESULTS, lambda s: s.results(s.traced), EVALUATED),
     *(
         Row(
@@ -288,15 +294,25 @@ OF_PARAMETERS = (
 )
 """The rows that are compared for each parameter of `jit`."""
 
-LATER = "came after JAX 0.10"
-NOT_OFFERED = {
-    "Traced.lojax": "JAX's own lowering works on it; `jaxpr` is what was traced",
-    "Traced.closure_convert": LATER,
-    "Traced.effects": f"{LATER}; `jaxpr.effects` has them",
-    "Traced.physicalize": LATER,
-    "Traced.with_consts_as_arg": LATER,
+OF_EXPORT = {
+    "DisabledSafetyCheck": "JAX's own, for `Traced.export(disabled_checks=...)`; in the manifest `disabled_checks`",
+    "Exported": "`stagec.Exported`",
+    "SymbolicScope": "the manifest's `constraints`; `Traced.export` takes JAX's own",
+    "default_export_platform": '`Traced.export` is for `"cpu"` unless you name platforms: stagec looks for no device',
+    "deserialize": "`stagec.Exported.deserialize`",
+    "export": "`stagec.jit(f).trace(...).export(platforms)`; JAX's own takes `stagec.jit(f)` too",
+    "is_symbolic_dim": "a symbolic size of an aval is a `str`, another one an `int`",
+    "maximum_supported_calling_convention_version": "10, and an artifact of another version is refused by name",
+    "minimum_supported_calling_convention_version": "9, as above",
+    "register_namedtuple_serialization": "not needed: stagec describes named tuples itself",
+    "register_pytree_node_serialization": "JAX's own; stagec writes and reads the names that you registered",
+    "symbolic_args_specs": "JAX's own, or a manifest's `avals`",
+    "symbolic_dim_bounds": "JAX's own, for sizes in JAX's avals; a manifest's `constraints` say the bounds",
+    "symbolic_shape": "JAX's own; without JAX `stagec_arrays.symbolic_shape`",
 }
-"""Members of JAX's classes that stagec's do not have, and why."""
+"""Each member of `jax.export`, of all releases, and what stagec has in its place."""
+OF_STAGES = ("ArgInfo", "Compiled", "CompilerOptions", "Lowered", "Traced", "Wrapped")
+"""Each member of `jax.stages`. CompilerOptions is a type for checkers: a dict."""
 
 REFUSED = ("device", "backend", "abstracted_axes")
 """Parameters of jax.jit that mean nothing ahead of time."""
@@ -377,11 +393,15 @@ def as_markdown() -> str:
         f"- calls of a jaxpr: JAX evaluates {', '.join(EVALUATED)};",
         "- tracing again: one program is enough.",
         "",
-        "stagec's classes have all members of JAX's classes, except",
-        "",
-        *(f"- `{name}`: {why};" for name, why in NOT_OFFERED.items()),
-        "",
+        "stagec's classes have all members of JAX's classes; of a `Traced` that JAX made,",
+        f"{', '.join(f'`{name}`' for name in JAXS_OWN)} give JAX's own objects.",
         "A test looks for other members in the JAX that runs it.",
+        "",
+        "## Names of `jax.export`",
+        "",
+        "| name | in stagec |",
+        "| --- | --- |",
+        *(f"| `{name}` | {instead} |" for name, instead in OF_EXPORT.items()),
         "",
         "## Parameters of `jit`",
         "",

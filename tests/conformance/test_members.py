@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 
+import jax
+import jax.export
+import jax.stages
 import pytest
 
 import stagec
+from stagec.frontends.common.jit import JAXS_OWN
+from stagec.stages.lowering import CALLING_CONVENTIONS
 from tests.building import ROOT
-from tests.conformance.members import NOT_OFFERED, OF_PARAMETERS, REFUSED, ROWS, Row, as_markdown
+from tests.conformance.members import OF_EXPORT, OF_PARAMETERS, OF_STAGES, REFUSED, ROWS, Row, as_markdown
 from tests.conformance.programs import Program, parameters, programs
 from tests.conformance.staged import Pair, pair
 
@@ -41,8 +46,16 @@ def test_no_member_of_jaxs_class_is_forgotten(staged: Callable[[str, Program], P
     ours, theirs = (getattr(side, stage.lower()) for side in staged("scalars", PROGRAMS["scalars"]))
     members = {name for name in dir(theirs) if not name.startswith("_")} | ({"__call__"} if callable(theirs) else set())
     compared = {row.name.partition("(")[0] for row in ROWS}
-    assert sorted(f"{stage}.{name}" for name in members if f"{stage}.{name}" not in {*compared, *NOT_OFFERED}) == []
-    assert [name for name in members if f"{stage}.{name}" in NOT_OFFERED and hasattr(ours, name)] == []
+    assert [name for name in members if not hasattr(ours, name)] == []
+    jaxs_own = {f"Traced.{name}" for name in JAXS_OWN}
+    assert sorted(f"{stage}.{name}" for name in members if f"{stage}.{name}" not in {*compared, *jaxs_own}) == []
+
+
+def test_no_name_of_jaxs_modules_is_forgotten() -> None:
+    assert {name for name in dir(jax.export) if not name.startswith("_")} <= {*OF_EXPORT}
+    assert {name for name in dir(jax.stages) if not name.startswith("_")} <= {*OF_STAGES}
+    assert (CALLING_CONVENTIONS[0], CALLING_CONVENTIONS[-1]) == (9, 10)  # as the table says
+    assert not hasattr(stagec.jit(abs, frontend="jax").trace(1.0), "no_such_member")
 
 
 @pytest.mark.parametrize("member", OF_PARAMETERS)

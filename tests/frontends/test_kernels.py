@@ -107,7 +107,7 @@ def test_a_kernel_of_triton(tmp_path: Path) -> None:
     assert "NotImplementedError: cannot cast to `float8_e4m3fn`" in refused.said
 
 
-pinned = pytest.mark.skipif(jax.__version_info__ > (0, 10, 1), reason="JAX's plugin is locked in the pinned version")
+pinned = pytest.mark.skipif(jax.__version_info__ > (0, 10, 2), reason="JAX's plugin is locked in the pinned version")
 
 
 @pinned
@@ -160,3 +160,17 @@ def test_jax_is_as_before(tmp_path: Path) -> None:
         assert jax.config.jax_export_ignore_forward_compatibility
     assert (jax.local_devices, jax.extend.backend.get_default_device) == before
     assert not jax.config.jax_export_ignore_forward_compatibility
+
+
+def test_a_kernel_of_mosaic_that_jax_no_longer_lowers() -> None:
+    """Since 0.11.2; before, it is as any other one."""
+    traced = stagec.jit(model.by_pallas_call).trace(*[jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 2)
+    if jax.__version_info__ < (0, 11, 2):
+        pytest.importorskip("jax_cuda13_plugin")
+        assert traced.export(("cuda",)).platforms == ("cuda",)
+        return
+    for stage in (traced.lower, traced.export):
+        with pytest.raises(
+            NotImplementedError, match=r"of Mosaic GPU: write jax\.experimental\.pallas\.mosaic_gpu\.kernel"
+        ):
+            stage(("cuda",))

@@ -520,3 +520,72 @@ def test_what_is_raised_while_tracing_is_the_users_own() -> None:
 
     with pytest.raises(KeyError, match="3"):
         stagec.jit(fails)(f32(3))
+
+
+def test_references_of_jax() -> None:
+    """`jax.jit` reads and writes them; so do calls, and nothing that is stored."""
+
+    def add(reference: Any, x: Any, twice: bool) -> Any:
+        reference[...] = reference[...] + (2 * x if twice else x)
+        return x * 2
+
+    held = jax.new_ref(jnp.zeros(3))
+
+    def accumulate(x: Any) -> Any:
+        held[...] = held[...] + x
+        return held[...] * 2
+
+    ours, theirs = jax.new_ref(jnp.zeros(3)), jax.new_ref(jnp.zeros(3))
+    wrapped, jitted = (of(add, static_argnames="twice") for of in (stagec.jit, jax.jit))
+    for twice in (False, True, False):
+        np.testing.assert_array_equal(wrapped(ours, f32(3), twice=twice), jitted(theirs, f32(3), twice=twice))
+        np.testing.assert_array_equal(ours[...], theirs[...])
+    np.testing.assert_array_equal(stagec.jit(accumulate)(f32(3)), f32(3) * 2)
+    np.testing.assert_array_equal(held[...], f32(3))
+    advice = "make the reference inside, jax.new_ref\\(x\\), and return ref"
+    for function, arguments in ((accumulate, (f32(3),)), (lambda r: r[...], (ours,))):
+        with pytest.raises(TypeError, match=advice):
+            stagec.jit(function).trace(*arguments).export()
+        with pytest.raises(TypeError, match=advice):
+            stagec.jit(function).lower(*arguments)
+
+
+def test_a_reference_and_an_array_of_one_shape() -> None:
+    """They are two programs."""
+    kinds: list[str] = []
+
+    def function(x: Any) -> Any:
+        kinds.append(type(jax.typeof(x)).__name__)
+        return x[...] + 1
+
+    wrapped = stagec.jit(function)
+    for argument in (f32(3), jax.new_ref(jnp.asarray(f32(3))), f32(3)):
+        np.testing.assert_array_equal(wrapped(argument), f32(3) + 1)
+    assert kinds == ["ShapedArray", "AbstractRef"]
+
+
+def test_jax_exports_what_stagec_wraps() -> None:
+    theirs = jax.export.export(stagec.jit(jnp.sin), platforms=["cpu", "tpu"])(f32(3))
+    assert theirs.platforms == ("cpu", "tpu")
+    read = jax.export.deserialize(bytearray(theirs.serialize()))
+    np.testing.assert_array_equal(read.call(f32(3)), jnp.sin(f32(3)))
+
+
+def test_results_that_are_not_reduced_yet() -> None:
+    axis = jax.sharding.AxisType.Explicit
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(axis,))
+    spec = jax.sharding.PartitionSpec
+
+    def product(a: Any, b: Any) -> Any:
+        return jnp.einsum("ij,jk->ik", a, b, out_sharding=spec(unreduced={"x"}))
+
+    def struct(*axes: str | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=jax.sharding.NamedSharding(mesh, spec(*axes)))
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        exported = stagec.jit(product).trace(struct(None, "x"), struct("x", None)).export()
+    assert exported.nr_devices == 2
+    assert [sharding.spec.partitions for sharding in exported.in_shardings_jax() if sharding] == [
+        ((), ("x",)),
+        (("x",), ()),
+    ]

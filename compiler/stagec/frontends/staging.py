@@ -36,8 +36,8 @@ def jit(fun: Callable[..., Any] | None = None, /, *, frontend: str = "jax", **op
     keep_unused: whether arguments that the function does not use stay parameters of the program. False: they do not.
     inline: whether the function is inlined into its callers. False: it is not.
     compiler_options: XLA flags, without dashes. And, as in JAX, `optimization_level` and `memory_fitting_level`
-        ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0), and
-        `fdo_profile` (a ProfiledInstructionsProto, as bytes).
+        ("O0" to "O3", or XLA's number), `exec_time_optimization_effort` and `memory_fitting_effort` (-1.0 to 1.0;
+        XLA has them before jaxlib 0.11.1), and `fdo_profile` (a ProfiledInstructionsProto, as bytes).
     host_callbacks: "drop" leaves out callbacks into Python that have no results, such as `jax.debug.print`. "refuse",
         the default, raises for all callbacks. If an environment variable turns off those of a library, set it before
         you import the library.

@@ -31,7 +31,8 @@ CompilerOptions: TypeAlias = Annotated[
     Field(
         description="XLA flags of this target, as in the compiler_options of jax.jit. And, as there, "
         'optimization_level and memory_fitting_level ("O0" to "O3"), exec_time_optimization_effort and '
-        "memory_fitting_effort (-1.0 to 1.0), and fdo_profile (a ProfiledInstructionsProto in protobuf's text format).",
+        "memory_fitting_effort (-1.0 to 1.0; XLA has them before jaxlib 0.11.1), and fdo_profile (a "
+        "ProfiledInstructionsProto in protobuf's text format).",
         examples=[{"xla_cpu_enable_fast_math": False, "optimization_level": "O1"}],
     ),
 ]

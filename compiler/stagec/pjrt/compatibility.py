@@ -7,10 +7,12 @@ imported when it is asked for, not with this module: a compile command sets its 
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 OLDEST, BEFORE = (0, 10, 1), (0, 13)
-"""The versions that stagec accepts: from OLDEST, and before BEFORE."""
+"""The versions that stagec was tested with: from OLDEST, and before BEFORE."""
 
 
 def version() -> str:
@@ -26,14 +28,30 @@ def numbers() -> tuple[int, ...]:
 
 
 def refusal() -> str | None:
-    """Return why the installed jaxlib cannot be used, by name; None when it is in the tested range."""
-    if OLDEST <= numbers() < BEFORE:
-        return None
-    oldest, before = (".".join(map(str, bound)) for bound in (OLDEST, BEFORE))
-    return (
-        f"jaxlib {version()} is outside the range that stagec was tested with: "
-        f"install one from {oldest} to before {before}"
-    )
+    """Return why the installed jaxlib cannot be used, by name; None if it can.
+
+    Of one that is newer than the tested range, a program in a child decides, once in a process. If it passes, this
+    warns.
+    """
+    if numbers() >= BEFORE:
+        return _probed()
+    oldest = ".".join(map(str, OLDEST))
+    return None if numbers() >= OLDEST else f"jaxlib {version()} is too old for stagec: install {oldest} or newer"
+
+
+@functools.cache
+def _probed() -> str | None:
+    from stagec.core.data import child
+    from stagec.pjrt import probe
+
+    before = ".".join(map(str, BEFORE))
+    newer = f"jaxlib {version()} is newer than the releases that stagec was tested with"
+    try:
+        child.call(probe.run, b"")
+    except ValueError as error:
+        return f"{newer}, and a small program fails there ({error}): install one before {before}, or upgrade stagec"
+    warnings.warn(f"{newer}; a small program is right there", RuntimeWarning, stacklevel=2)
+    return None
 
 
 def hlo() -> Any:

@@ -41,6 +41,8 @@ class ExportedData:
     _memory_spaces: tuple[int, ...] = ()
     _vjp: Self | Callable[[], Self] | None = field(default=None, repr=False)
     _parameters: tuple[str, ...] = field(default=(), repr=False)
+    # The version of the serialization and of the JAX that wrote the bytes it was read from; None: it was made here.
+    _written_by: tuple[int, str] | None = field(default=None, repr=False, compare=False)
 
     def has_vjp(self) -> bool:
         """Whether `vjp` can be called."""

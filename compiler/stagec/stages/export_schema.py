@@ -62,6 +62,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "out_avals_idxs": "[uint32]",
         "in_shardings_idxs": "[uint32]",
         "out_shardings_idxs": "[uint32]",
+        "jax_version": "string",
     },
 }
 """The fields of each table with their types, in the order of their slots.

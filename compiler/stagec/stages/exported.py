@@ -85,16 +85,16 @@ class Exported(ExportedData):
         """For each of `out_avals` XLA's form of its sharding; None if it is not specified."""
         return _hlo(self._out_shardings, self.out_avals)
 
-    def in_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
+    def in_shardings_jax(self, mesh: Any = None) -> tuple[NamedSharding | None, ...]:
         """For each of `in_avals` its sharding over `mesh`; None if it is not specified.
 
-        mesh: a `Mesh`, or a mesh of JAX.
+        mesh: a `Mesh`, or a mesh of JAX. None: the exported mesh, which has axes and no devices.
 
-        Raises ValueError if its axes differ from the exported ones.
+        Raises ValueError if its axes differ from the exported ones, or if it is None and the file has no mesh.
         """
         return _over(mesh, self._in_shardings, self.in_avals)
 
-    def out_shardings_jax(self, mesh: Any) -> tuple[NamedSharding | None, ...]:
+    def out_shardings_jax(self, mesh: Any = None) -> tuple[NamedSharding | None, ...]:
         """For each of `out_avals` its sharding over `mesh`, as `in_shardings_jax`."""
         return _over(mesh, self._out_shardings, self.out_avals)
 
@@ -229,10 +229,10 @@ def _hlo(shardings: Sequence[OneSharding], avals: Sequence[Aval]) -> tuple[xla_c
 
 def _over(mesh: Any, shardings: Sequence[OneSharding], avals: Sequence[Aval]) -> tuple[NamedSharding | None, ...]:
     def placed(sharding: OneSharding, aval: Aval) -> NamedSharding | None:
-        if sharding is None:
-            return None
         if isinstance(sharding, NamedSharding):
-            return sharding.with_mesh(mesh)
-        return named_sharding(sharding, len(aval.shape), mesh)
+            return sharding if mesh is None else sharding.with_mesh(mesh)
+        if sharding is not None and mesh is None:
+            raise ValueError(f"{sharding} has no mesh, as in files from before January 2026: name one")
+        return None if sharding is None else named_sharding(sharding, len(aval.shape), mesh)
 
     return tuple(map(placed, shardings, avals))

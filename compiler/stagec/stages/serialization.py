@@ -1,7 +1,7 @@
 """The bytes of an `Exported`: the flatbuffers schema of `jax.export`, read and written without JAX.
 
-Tables and enumerations are those of `export_schema`. `serialize` writes version 11 of JAX's schema, as the pinned JAX
-writes it: with the lists of avals and shardings that older readers want (before April 2026).
+Tables and enumerations are those of `export_schema`. `serialize` writes version 12 of JAX's schema, as JAX itself does:
+with the lists of avals and shardings that older readers want (before April 2026).
 
 The format is JAX's and not our own, so `jax.export` reads what a build writes, and stagec reads what JAX writes. None
 of JAX's classes is used, because compilers and loaders read artifacts in processes without JAX.
@@ -21,14 +21,17 @@ from jaxlib import xla_client
 from stagec.core.sizes.avals import Aval, parse_aval
 from stagec.core.trees.keyed import Item, with_keys
 from stagec.core.trees.tree import DEEPEST, LEAF, Tree
+from stagec.pjrt import compatibility
 from stagec.stages.data import ExportedData
 from stagec.stages.errors import NotExported
 from stagec.stages.export_schema import CHECKS, DEVICE_MEMORY, DTYPES, KINDS, TABLES
 from stagec.stages.shardings import AXIS_TYPES, AbstractDevice, Mesh, NamedSharding, OneSharding, PartitionSpec
 
 Stored = TypeVar("Stored", bound=ExportedData)
-# The value of the field serialization_version: readers before December 2025 accept 2 and 3 alone, so JAX writes it too.
-_VERSION = 3
+# What JAX 0.11.1 and newer write into the fields serialization_version and jax_version, and what older ones do: readers
+# before December 2025 accept 2 and 3 alone. From 27 January 2027 on JAX may refuse files by these fields (a comment in
+# jax/_src/export/serialization.py).
+_VERSION, _VERSION_BEFORE = 12, 3
 _DICT = "builtins:dict"
 """Name of the custom node that is a dict with keys that are not strings: JAX's format has none."""
 _SCALARS: Mapping[str, Any] = {
@@ -233,9 +236,15 @@ def _read_exported(kind: type[Stored], table: _Table) -> Stored:
         _out_shardings=shardings("out", len(out_avals)),
         _memory_spaces=() if set(memory_spaces) <= {DEVICE_MEMORY} else memory_spaces,
         _vjp=_read_exported(kind, table["vjp"]) if "vjp" in table else None,
+        _written_by=(table["serialization_version"], table["jax_version"]),
     )
     _check(exported)
     return exported
+
+
+def _written_here() -> tuple[int, str]:
+    """Return the versions that the JAX of the installed jaxlib would write."""
+    return (_VERSION, compatibility.version()) if compatibility.numbers() >= (0, 11, 1) else (_VERSION_BEFORE, "")
 
 
 def _check(exported: ExportedData) -> None:
@@ -265,8 +274,9 @@ def _exported(exported: ExportedData, vjp_order: int) -> _Fields:
     meshes = list(dict.fromkeys(s.mesh for s in named))
     shardings = [_sharding(s, meshes) for s in both]
     avals = {pair: _aval(*pair) for pair in both_avals}
+    version, jax_version = exported._written_by or _written_here()
     fields = {
-        "serialization_version": _VERSION,
+        "serialization_version": version,
         "function_name": exported.fun_name,
         "in_tree": _tree(exported.in_tree),
         "in_avals": [avals[pair] for pair in both_avals[:count]],
@@ -285,9 +295,10 @@ def _exported(exported: ExportedData, vjp_order: int) -> _Fields:
         "nr_devices": exported.nr_devices,
         "vjp": _exported(exported.vjp(), vjp_order - 1) if vjp_order > 0 else None,
     }
+    last = {"jax_version": jax_version or None}
     # A file of the time of XLA's own form stays one: its readers take the lists.
     if not all(s is None or isinstance(s, NamedSharding) for s in both):
-        return fields
+        return {**fields, **last}
     # JAX writes avals that differ in weak_type alone once.
     number = {pair: i for i, pair in enumerate(avals)}
     number_of = {sharding: i for i, sharding in enumerate((None, *named))}
@@ -300,6 +311,7 @@ def _exported(exported: ExportedData, vjp_order: int) -> _Fields:
         "out_avals_idxs": [number[pair] for pair in both_avals[count:]],
         "in_shardings_idxs": [number_of[s] for s in exported._in_shardings],
         "out_shardings_idxs": [number_of[s] for s in exported._out_shardings],
+        **last,
     }
 
 

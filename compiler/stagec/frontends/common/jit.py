@@ -13,7 +13,19 @@ import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from jaxlib import _jax
 
@@ -32,6 +44,8 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 Run: TypeAlias = "Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]"
 """Takes the leaves of a call and `abstract` of each, and gives the leaves of the result."""
+JAXS_OWN = ("closure_convert", "lojax", "physicalize", "with_consts_as_arg")
+"""The members of `jax.stages.Traced` that give JAX's own objects."""
 
 
 class Arguments(NamedTuple):
@@ -262,6 +276,18 @@ class Traced:
     _export: Callable[[Sequence[str], Sequence[Any], bool], Exported]
     # Raises StagecError for types in the trees that cannot be described; None: all are.
     _check_trees: Callable[[], None] | None = None
+    # Whether it reads or writes references of JAX (`jax.Ref`), which no other process has.
+    _takes_references: bool = False
+    # JAX's own object, for `jax.export.export` and the members that only it has; None if JAX did not trace.
+    _by_jax: Any = None
+
+    if not TYPE_CHECKING:  # a type checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a member that works on JAX's own objects, of the releases that have it."""
+            if name in JAXS_OWN and self._by_jax is not None:
+                return getattr(self._by_jax, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         inputs, outputs = map(self._short, self.program.in_avals), map(self._short, self.program.out_avals)
@@ -271,6 +297,11 @@ class Traced:
     def jaxpr(self) -> Any:
         """JAX's name of `program`."""
         return self.program
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        """JAX's effects of the program, such as that of `jax.debug.print`; a program of stagec has none."""
+        return frozenset(getattr(self.program, "effects", ()))
 
     @property
     def in_avals(self) -> Any:
@@ -309,7 +340,13 @@ class Traced:
         """Return the program as a string: its equations, one a line."""
         return f"{self.program}\n"
 
-    def lower(self, platforms: Sequence[str] = ("cpu",), *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
+    def lower(
+        self,
+        platforms: Sequence[str] = ("cpu",),
+        *,
+        lowering_platforms: Sequence[str] | None = None,
+        _private_parameters: Any = None,
+    ) -> Lowered:
         """Return the function lowered to StableHLO for one platform: "cpu", "cuda", "rocm" or "tpu".
 
         lowering_platforms: JAX's name of `platforms`, which it replaces.
@@ -317,6 +354,10 @@ class Traced:
         are symbolic: calling or compiling an `Exported` binds them.
         """
         platforms = lowering_platforms or platforms
+        if _private_parameters is not None and self._by_jax is not None:  # `jax.export.export` calls it so
+            return self._by_jax.lower(  # type: ignore[no-any-return]
+                lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
+            )
         if len(platforms) != 1:
             raise ValueError(f"lower() takes one platform, not {tuple(platforms)}; for several write export(platforms)")
         lowered = lower_exported(self._export(platforms, (), True), platforms[0], {})

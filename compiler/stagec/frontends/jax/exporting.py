@@ -1,16 +1,20 @@
-"""`jax.export.export`, of functions with custom calls that it refuses at first."""
+"""`jax.export.export`, also of functions with custom calls that it refuses at first; references are refused by name."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
+from jax._src.state.types import AbstractRef
 
 from stagec.frontends.jax import wholes
+from stagec.frontends.jax.advice import REFERENCE
 
 
 def export(
@@ -28,9 +32,12 @@ def export(
     """
 
     def attempt(checks: Sequence[jax.export.DisabledSafetyCheck]) -> jax.export.Exported:
-        exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))(*args, **kwargs)
+        with explaining_kernels():
+            exporter = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))
+            exported = exporter(*args, **kwargs)
         return dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
 
+    refuse_references(jitted.trace(*args, **kwargs))
     try:
         return attempt(disabled)
     except ValueError as error:
@@ -39,3 +46,28 @@ def export(
             raise
         allow(calls)
     return attempt([*disabled, *map(jax.export.DisabledSafetyCheck.custom_call, calls)])
+
+
+def has_references(traced: Any) -> bool:
+    """Whether a traced program takes a `jax.Ref`, or closes over one: only the process that traced it can run it."""
+    closed_over = [*traced.jaxpr.consts, *getattr(traced, "_consts", ())]  # in the second since JAX 0.10.2
+    return any(isinstance(aval, AbstractRef) for aval in [*traced.jaxpr.in_avals, *map(jax.typeof, closed_over)])
+
+
+def refuse_references(traced: Any) -> None:
+    """Raise TypeError for a program of which `has_references` is true."""
+    if has_references(traced):
+        raise TypeError(f"{traced.fun_name} takes a jax.Ref (mutable array reference), or closes over one; {REFERENCE}")
+
+
+@contextlib.contextmanager
+def explaining_kernels() -> Iterator[None]:
+    """Say what to write for a kernel of Mosaic GPU: JAX 0.11.2 and newer end in an AssertionError without a word."""
+    try:
+        yield
+    except AssertionError as error:
+        if "gpu_lowering" not in {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}:
+            raise
+        what = f"JAX {jax.__version__} does not lower a pl.pallas_call with CompilerParams of Mosaic GPU"
+        write = "write jax.experimental.pallas.mosaic_gpu.kernel, or leave compiler_params out, for Triton"
+        raise NotImplementedError(f"{what}: {write}") from error

@@ -85,7 +85,10 @@ def _without_open_shardings(exported: jax.export.Exported) -> jax.export.Exporte
 
     def closed(shardings: Any) -> Any:
         def is_open(sharding: Any) -> bool:
-            return any(axes is jax.sharding.PartitionSpec.UNCONSTRAINED for axes in getattr(sharding, "spec", ()))
+            spec = getattr(sharding, "spec", None)
+            # JAX refuses to iterate over a spec with axes that are not reduced yet.
+            sizes = () if spec is None else [spec[i] for i in range(len(spec))]
+            return any(axes is jax.sharding.PartitionSpec.UNCONSTRAINED for axes in sizes)
 
         return tuple(None if is_open(sharding) else sharding for sharding in shardings)
 

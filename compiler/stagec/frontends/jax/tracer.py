@@ -102,8 +102,11 @@ class JaxTracer:
 
     def abstract(self, leaf: Any) -> Hashable:
         aval = jax.typeof(leaf)
-        if type(leaf) not in _ON_HOST and isinstance(leaf, jax.Array):  # to ask the second takes a microsecond
-            return aval, leaf.sharding if leaf.committed else None
+        if type(leaf) not in _ON_HOST:
+            if isinstance(leaf, jax.Array):  # to ask it takes a microsecond
+                return aval, leaf.sharding if leaf.committed else None
+            if isinstance(leaf, jax.Ref):  # another program than that of an array with its shape
+                return (aval,)
         return aval.shape, aval.dtype, aval.weak_type
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
@@ -129,6 +132,8 @@ class JaxTracer:
             _evaluate=lambda *args, **kwargs: traced(*wholes.closed(args), **wholes.closed(kwargs)),
             _export=functools.partial(self._export, traced, args, kwargs),
             _check_trees=functools.partial(_check_trees, traced),
+            _takes_references=exporting.has_references(traced),
+            _by_jax=traced,
         )
 
     def _export(
@@ -148,8 +153,10 @@ class JaxTracer:
                     with kernels.newest():
                         exported = exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
                 else:
-                    exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
-                    exported = exporter(*args, **kwargs)
+                    exporting.refuse_references(traced)
+                    with exporting.explaining_kernels():
+                        exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
+                        exported = exporter(*args, **kwargs)
                     exported = dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
             if faults := advice.refused(exported):
                 raise TypeError("\n".join(f"{traced.fun_name}: {what}; {write}" for what, write in faults.items()))
@@ -165,12 +172,29 @@ class JaxTracer:
 
     def runner(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Sequence[Any]) -> tuple[Run, Any]:
         traced = self.trace(args, kwargs)
+        if traced._takes_references:
+            return self._run_by_jax(args, kwargs), traced.out_structure
         compiled = traced.lower().compile()
 
         def run(leaves: Sequence[Any], _: Sequence[Any]) -> Sequence[Any]:
             return compiled.call_flat(list(map(_words, leaves)))
 
         return run, traced.out_structure
+
+    def _run_by_jax(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+        """Return a function for calls like this one, by `jax.jit`: it can read and write a `jax.Ref`."""
+        jitted = self._jitted_for(args, kwargs)
+        dynamic, static = self.static.split(args, kwargs)
+        structure: Any = jax.tree.structure(dynamic)
+        named = {name: value for name, value in static.items() if isinstance(name, str)}
+
+        def run(leaves: Sequence[Any], _: Sequence[Any]) -> Sequence[Any]:
+            others, by_name = structure.unflatten(leaves)
+            merged = self.static.merged(args, others)
+            with callbacks.handling(self._host_callbacks):
+                return list(map(_from_jax, jax.tree.leaves(jitted(*merged, **by_name, **named))))
+
+        return run
 
     def eval_shape(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with callbacks.handling(self._host_callbacks):
