@@ -7,7 +7,7 @@ from pathlib import Path
 import jaxlib
 import pytest
 
-from stagec.pjrt import compatibility
+from stagec.pjrt import compatibility, probe
 from tests.building import COMPILER
 
 NEWER = f"jaxlib {compatibility.version()} is newer than the releases that stagec was tested with"
@@ -32,8 +32,8 @@ def said(folder: Path, changed: str) -> str:
         elif file.name != "__pycache__":
             (package / file.name).symlink_to(file)
     packages = [str(folder), str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
-    program = f"import sys; sys.path[:0] = {packages!r}\nfrom stagec.pjrt import compatibility as c\n"
-    program += "c.BEFORE = (0, 9)\nprint(c.refusal())"
+    program = f"import sys; sys.path[:0] = {packages!r}\nfrom stagec.pjrt import compatibility, probe\n"
+    program += "compatibility.BEFORE = (0, 9)\nprint(probe.refusal())"
     done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -63,9 +63,9 @@ def test_one_that_does_not(tmp_path: Path, changed: str, how: str) -> None:
 
 def test_the_installed_one_is_of_the_tested_range() -> None:
     assert compatibility.OLDEST <= compatibility.numbers() < compatibility.BEFORE
-    assert compatibility.refusal() is None
+    assert probe.refusal() is None
 
 
 def test_one_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "version", lambda: "0.9.2")
-    assert compatibility.refusal() == "jaxlib 0.9.2 is too old for stagec: install 0.10.1 or newer"
+    assert probe.refusal() == "jaxlib 0.9.2 is too old for stagec: install 0.10.1 or newer"

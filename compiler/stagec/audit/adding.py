@@ -22,7 +22,7 @@ from stagec.bundle.writing import Member
 from stagec.core.builds import actions, components, specs
 from stagec.core.messages.errors import Problem, StagecError, nearest
 from stagec.core.messages.progress import Progress
-from stagec.pjrt import compatibility
+from stagec.pjrt import compatibility, probe
 from stagec.stages.describing import spec_of
 
 
@@ -47,7 +47,7 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
         for name in targets
         if name not in archive.index["targets"]
     ]
-    unsuitable = compatibility.refusal()
+    unsuitable = probe.refusal()
     problems += [Problem(archive.path, "", unsuitable)] if unsuitable else []
     before = bases(archive)
     first = before[-1].index if before else archive.index

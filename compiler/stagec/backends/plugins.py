@@ -25,7 +25,7 @@ from stagec.core.builds.platforms import PLATFORMS, Plugin
 from stagec.core.builds.specs import CompilerOption
 from stagec.jaxcache import jax_entries
 from stagec.patches import hash_seeds, known_builds, machine_code
-from stagec.pjrt import compatibility, turns
+from stagec.pjrt import compatibility, probe, turns
 from stagec.pjrt.packages import library
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def load(plugin: Plugin) -> Any:
 
     Raises CannotCompile when it is missing, is not for this jaxlib or does not run here.
     """
-    unsuitable = compatibility.refusal()
+    unsuitable = probe.refusal()
     if unsuitable:
         raise CannotCompile(unsuitable)
     where, installed, fits = path(plugin), version(plugin), wanted(plugin)

@@ -12,7 +12,7 @@ from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees.node_types import NodeTypes, Types
 from stagec.loader.selection import POLICIES, Asked, Policy, Shapes
-from stagec.pjrt import clients, compatibility, host
+from stagec.pjrt import clients, host, probe
 from stagec.pjrt.calling_convention import Convention
 from stagec.pjrt.executable import Executable
 from stagec.pjrt.weights import Weights
@@ -95,7 +95,7 @@ class Loaded:
 
     def __init__(self, archive: Archive, settings: Settings) -> None:
         """Raises LoadError ("jaxlib-version"), and the errors of `Settings.asked`."""
-        if refusal := compatibility.refusal():
+        if refusal := probe.refusal():
             raise LoadError("jaxlib-version", refusal)
         self.archive: Archive | None = archive
         self.path = archive.path

@@ -7,8 +7,6 @@ imported when it is asked for, not with this module: a compile command sets its 
 
 from __future__ import annotations
 
-import functools
-import warnings
 from typing import Any
 
 OLDEST, BEFORE = (0, 10, 1), (0, 13)
@@ -25,33 +23,6 @@ def version() -> str:
 def numbers() -> tuple[int, ...]:
     """Return the version as numbers: (0, 10, 1)."""
     return tuple(int(part) for part in version().split(".")[:3] if part.isdigit())
-
-
-def refusal() -> str | None:
-    """Return why the installed jaxlib cannot be used, by name; None if it can.
-
-    Of one that is newer than the tested range, a program in a child decides, once in a process. If it passes, this
-    warns.
-    """
-    if numbers() >= BEFORE:
-        return _probed()
-    oldest = ".".join(map(str, OLDEST))
-    return None if numbers() >= OLDEST else f"jaxlib {version()} is too old for stagec: install {oldest} or newer"
-
-
-@functools.cache
-def _probed() -> str | None:
-    from stagec.core.data import child
-    from stagec.pjrt import probe
-
-    before = ".".join(map(str, BEFORE))
-    newer = f"jaxlib {version()} is newer than the releases that stagec was tested with"
-    try:
-        child.call(probe.run, b"")
-    except ValueError as error:
-        return f"{newer}, and a small program fails there ({error}): install one before {before}, or upgrade stagec"
-    warnings.warn(f"{newer}; a small program is right there", RuntimeWarning, stacklevel=2)
-    return None
 
 
 def hlo() -> Any:

@@ -1,12 +1,16 @@
-"""Whether an unknown jaxlib still does what stagec asks of it: a small program is compiled, stored, loaded and called.
+"""Whether stagec can use the jaxlib that is installed: its version, or a program that is compiled, loaded and called.
 
-A number of a version cannot say it: jaxlib moves its internal interface with each release, or does not. What is wrong
-may be a signal, so this runs in a child (`compatibility.refusal`).
+Of a release that is newer than the tested ones, a number cannot say it: jaxlib moves its internal interface with each
+release, or does not. What is wrong may be a signal, so the program runs in a child.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
+
+from stagec.pjrt import compatibility
 
 _MODULE = """
 func.func public @main(%x: tensor<4x4xf32>, %y: tensor<4x4xbf16>) -> (tensor<4x4xf32>, tensor<4x4xf32>) {
@@ -20,6 +24,34 @@ func.func public @main(%x: tensor<4x4xf32>, %y: tensor<4x4xbf16>) -> (tensor<4x4
 }
 """
 """With a product of bf16: 0.11.1 loads one of 0.11.2, and refuses it when it is called."""
+
+
+def refusal() -> str | None:
+    """Return why the installed jaxlib cannot be used, by name; None if it can.
+
+    Of one that is newer than the tested range, a program in a child decides, once in a process. If it passes, this
+    warns.
+    """
+    if compatibility.numbers() >= compatibility.BEFORE:
+        return _probed()
+    if compatibility.numbers() >= compatibility.OLDEST:
+        return None
+    oldest = ".".join(map(str, compatibility.OLDEST))
+    return f"jaxlib {compatibility.version()} is too old for stagec: install {oldest} or newer"
+
+
+@functools.cache
+def _probed() -> str | None:
+    from stagec.core.data import child
+
+    before = ".".join(map(str, compatibility.BEFORE))
+    newer = f"jaxlib {compatibility.version()} is newer than the releases that stagec was tested with"
+    try:
+        child.call(run, b"")
+    except ValueError as error:
+        return f"{newer}, and a small program fails there ({error}): install one before {before}, or upgrade stagec"
+    warnings.warn(f"{newer}; a small program is right there", RuntimeWarning, stacklevel=2)
+    return None
 
 
 def run(_: bytes) -> None:

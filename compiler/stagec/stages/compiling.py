@@ -14,7 +14,7 @@ from stagec.bundle.description import Target
 from stagec.core.builds.compiler_options import described
 from stagec.core.builds.specs import CompilerOption, TargetSpec
 from stagec.core.messages import phases
-from stagec.pjrt import clients, compatibility
+from stagec.pjrt import clients, probe
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import donation_refusal
 from stagec.stages import mlir
@@ -26,7 +26,7 @@ from stagec.stages.on_host import compile_for_host
 
 def compile_program(program: LoweredData, options: Mapping[str, CompilerOption], target: TargetSpec | None) -> Compiled:
     """Compile for the CPU in front of us, or for a named target; see `Lowered.compile`."""
-    refusal = compatibility.refusal()
+    refusal = probe.refusal()
     if refusal:
         raise CannotCompile(refusal)
     options = compilation.checked(options)

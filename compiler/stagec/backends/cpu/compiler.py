@@ -29,7 +29,7 @@ from stagec.core.data import wire
 from stagec.core.messages import phases
 from stagec.hardware import aarch64, x86
 from stagec.patches import cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
-from stagec.pjrt import compatibility, host, turns
+from stagec.pjrt import host, probe, turns
 
 if TYPE_CHECKING:
     from jaxlib import _jax
@@ -118,7 +118,7 @@ def compile_module(
     from stagec.pjrt import clients
 
     seen, num_devices = _machine(target), math.prod(mesh)
-    unsuitable = compatibility.refusal() or clients.too_many(num_devices)
+    unsuitable = probe.refusal() or clients.too_many(num_devices)
     if unsuitable:
         raise CannotCompile(unsuitable)
     _check_architecture(target)
