@@ -89,6 +89,8 @@ def lines(names: Iterable[str]) -> list[str]:
 def missing(names: Iterable[str]) -> list[str]:
     """Return the lines of which the installed releases have no name."""
     classes = _classes()
+    if "ClosedJaxpr" not in classes:  # JAX 0.12 has one class of both
+        classes["ClosedJaxpr"] = classes["Jaxpr"]
 
     def there(name: str) -> bool:
         kind, _, attribute = name.partition(".")

@@ -187,9 +187,11 @@ def test_which_arguments_are_static_is_as_in_jax(frontend: str, options: dict[st
     for args, kwargs in (((X, 2), {}), ((X,), {"n": 2}), ((X, 2), {"k": 3}), ((X,), {"n": np.int32(2), "k": 3})):
         try:
             result = theirs(*args, **kwargs)
-        except ValueError:  # what is counted from the end may be another argument
-            with pytest.raises(ValueError, match="without a hash"):
-                ours(*args, **kwargs)
+        except ValueError:  # before JAX 0.12, what is counted from the end may be another argument
+            assert jax.__version_info__ < (0, 12)
+            if frontend == "jax":
+                with pytest.raises(ValueError, match="without a hash"):
+                    ours(*args, **kwargs)
             continue
         np.testing.assert_array_equal(np.asarray(ours(*args, **kwargs)), result)
         lowered, expected = ours.lower(*args, **kwargs), theirs.lower(*args, **kwargs)

@@ -59,11 +59,16 @@ class Arguments(NamedTuple):
         fun: Callable[..., Any],
         numbers: SupportsIndex | Iterable[SupportsIndex] | None,
         names: str | Iterable[str] | None,
+        by_signature: bool = True,
     ) -> Arguments:
-        """Return the arguments that `jit` was given. As in JAX, None is derived from the other; () means none."""
+        """Return the arguments that `jit` was given. As in JAX, None is derived from the other; () means none.
+
+        by_signature: whether numbers below 0 count from the last positional parameter, as in JAX 0.12, and not from the
+            last argument of each call, as before. With `*args` there is no last parameter.
+        """
         indices = None if numbers is None else _indices(numbers)
         called = None if names is None else (names,) if isinstance(names, str) else tuple(names)
-        if indices is None or called is None:
+        if indices is None or called is None or (by_signature and min(indices, default=0) < 0):
             either = inspect.Parameter.POSITIONAL_OR_KEYWORD
             try:
                 pairs = list(enumerate(inspect.signature(fun).parameters.values()))
@@ -72,8 +77,13 @@ class Arguments(NamedTuple):
             named = [(i, parameter.name) for i, parameter in pairs if parameter.kind is either]
             if indices is None:
                 indices = tuple(i for i, name in named if name in (called or ()))
-            elif called is None:
-                called = tuple(name for i, name in named if i in indices)
+            elif called is None:  # JAX counts all parameters here, and positional ones below
+                from_the_end = len(pairs) if by_signature else 0
+                called = tuple(name for i, name in named if i in indices or i - from_the_end in indices)
+            count = sum(parameter.kind in (either, inspect.Parameter.POSITIONAL_ONLY) for _, parameter in pairs)
+            is_open = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for _, parameter in pairs)
+            if by_signature and count and not is_open:
+                indices = tuple(number % count if number < 0 else number for number in indices)
         return Arguments(indices, called or ())
 
     def places(self, count: int) -> set[int]:

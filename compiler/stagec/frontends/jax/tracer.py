@@ -78,7 +78,8 @@ class JaxTracer:
         compiler_options: Mapping[str, CompilerOption],
         host_callbacks: str,
     ) -> None:
-        self.static = Arguments.of(fun, options.get("static_argnums"), options.get("static_argnames"))
+        static = options.get("static_argnums"), options.get("static_argnames")
+        self.static = Arguments.of(fun, *static, by_signature=jax.__version_info__ >= (0, 12))
         self.like: Any = jax.jit(fun, **options)
         self._fun = fun
         self._options = options
