@@ -21,7 +21,7 @@ from stagec.pjrt import packages
 from stagec.stages.exported import Exported
 from tests.accelerators import kernels as model
 from tests.building import ROOT, action_environment, stagec as run_stagec
-from tests.frontends.exporting import spec
+from tests.frontends.workspace import spec
 
 F32 = "f32[256,256]"
 BF16 = "bf16[256,128]"

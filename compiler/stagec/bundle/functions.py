@@ -79,8 +79,8 @@ def split(index: Mapping[str, Any], members: Mapping[str, Mapping[str, Any]]) ->
     listed, lines, start = {}, [], 0
     for name, entry in index["functions"].items():
         line = strict_json.line({key: value for key, value in entry.items() if key not in _LISTED})
-        place = {"start": start, "sha256": hashlib.sha256(line).hexdigest()}
-        listed[name] = {**{key: entry[key] for key in _LISTED}, **place}
+        line_of = {"start": start, "sha256": hashlib.sha256(line).hexdigest()}
+        listed[name] = {**{key: entry[key] for key in _LISTED}, **line_of}
         lines.append(line)
         start += len(line)
     text = b"".join(lines)

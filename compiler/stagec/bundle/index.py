@@ -151,7 +151,7 @@ def check(index: Any) -> None:
     files = index["weights_files"]
     for name, weight in index["weights"].items():
         if "file" in weight:
-            _check_place(f"weights.{name}", weight, files)
+            _check_range(f"weights.{name}", weight, files)
         else:
             _check_array(f"weights.{name}", weight, index["members"])
     unused = sorted(files.keys() - {weight.get("file") for weight in index["weights"].values()})
@@ -260,7 +260,7 @@ def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any
         raise ValueError(f"{where}: {array['aval']} takes {count:,} bytes, and the member has others")
 
 
-def _check_place(where: str, array: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def _check_range(where: str, array: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     _check_named(f"{where}.file", array["file"], files, "file")
     end = array["start"] + num_bytes(parse_aval(array["aval"]))
     if end > files[array["file"]]["bytes"]:

@@ -34,7 +34,7 @@ class Export:
 
     name: `manifest.function` or `manifest.function-variant`. content: the artifact. spec: its function's.
     description: written with it, so that this reads no module.
-    golden: golden inputs and outputs by their paths, as `frontends.golden` makes them; None if there are none.
+    golden: golden inputs and outputs by their paths, as `frontends.golden_arrays` makes them; None if there are none.
     """
 
     name: str

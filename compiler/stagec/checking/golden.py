@@ -64,8 +64,8 @@ class Check:
         errors = f"largest error {self.absolute:.3g}, relative {self.relative:.3g}"
         allowed = f"allowed {self.atol:.3g} + {self.rtol:.3g} * |value|"
         what = filter(None, (f"{self.function} for {self.target}", naming.bucket(self.bucket)))
-        place = f"{', '.join(what)}: {self.path}"
-        lines = [f"{'ok    ' if self.ok else 'FAILED'}  {place}: {errors}; {allowed}"]
+        where = f"{', '.join(what)}: {self.path}"
+        lines = [f"{'ok    ' if self.ok else 'FAILED'}  {where}: {errors}; {allowed}"]
         if not self.ok:
             lines += [f"          {element.as_text()}" for element in self.worst]
         return "\n".join(lines)
@@ -198,7 +198,7 @@ def deviations(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, at
         same = (first == second) | (np.isnan(first) & np.isnan(second))
         over = np.where(same, 0.0, np.where(np.isfinite(over), over, np.inf))
     flat = over.ravel()
-    for place in np.argsort(-flat, kind="stable")[:_WORST]:
-        if flat[place]:
-            index = tuple(map(int, np.unravel_index(place, wanted.shape)))
+    for number in np.argsort(-flat, kind="stable")[:_WORST]:
+        if flat[number]:
+            index = tuple(map(int, np.unravel_index(number, wanted.shape)))
             yield Deviation(index, str(given[index]), str(wanted[index]))

@@ -573,12 +573,12 @@ def _variants_of_one_name(manifest: Manifest) -> _Faults:
     taken: dict[str, Location] = {name.lower(): ("functions", name) for name in manifest.functions}
     for name, function in manifest.functions.items():
         for variant in function.variants:
-            place: Location = ("functions", name, "variants", variant)
+            at: Location = ("functions", name, "variants", variant)
             called = naming.artifact(name, variant)
-            first = taken.setdefault(called.lower(), place)
-            if first != place:
+            first = taken.setdefault(called.lower(), at)
+            if first != at:
                 what = f'its artifacts would be called "{called}", like those of {key_path(first)}'
-                yield _Fault(place, what, "give one of them another name")
+                yield _Fault(at, what, "give one of them another name")
 
 
 def _names(manifest: Manifest) -> _Faults:

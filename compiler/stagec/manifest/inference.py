@@ -339,7 +339,7 @@ class _Imports:
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
             return None
-        for folder in (self._root, *self.roots, file.parent, *self._places.get(parts[0], ())):
+        for folder in (self._root, *self.roots, file.parent, *self._below.get(parts[0], ())):
             for end in range(len(parts), 0, -1):
                 below = folder.joinpath(*parts[:end])
                 module_file = next(
@@ -351,7 +351,7 @@ class _Imports:
                     return module_file
         if package := distributions.of_import(name):
             self.libraries.add(package)
-        elif parts[0] not in self._places:
+        elif parts[0] not in self._below:
             self.strangers.setdefault(parts[0], file.relative_to(self._root))
         return None
 
@@ -365,19 +365,19 @@ class _Imports:
                     break
 
     @functools.cached_property
-    def _places(self) -> Mapping[str, Sequence[Path]]:
+    def _below(self) -> Mapping[str, Sequence[Path]]:
         """The folders of the workspace that have a module, or a folder with modules, of a name; the nearest first."""
-        places: dict[str, dict[Path, None]] = {}
+        found: dict[str, dict[Path, None]] = {}
         for path, folders, files in os.walk(self._root):
             folder = Path(path)
             folders[:] = sorted(name for name in folders if _may_have_modules(folder / name))
             modules = [name.removesuffix(".py") for name in files if name.endswith(".py")]
             for name in modules:
-                places.setdefault(name, {})[folder] = None
+                found.setdefault(name, {})[folder] = None
             while modules and folder != self._root:
-                places.setdefault(folder.name, {})[folder.parent] = None
+                found.setdefault(folder.name, {})[folder.parent] = None
                 folder = folder.parent
-        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in places.items()}
+        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in found.items()}
 
 
 def _may_have_modules(folder: Path) -> bool:

@@ -359,6 +359,6 @@ def _unknown_key(location: Location) -> tuple[str, str]:
                 return "unknown key", f'{key} belongs in a target with platform = "{platform}"'
     for table, others in _TABLES.items():
         if model not in others and any(key in other.model_fields for other in others):
-            place = "manifest" if table == "manifest" else f"{table}.NAME"
-            return "unknown key", f"{key} belongs in a table [{place}]"
+            header = "manifest" if table == "manifest" else f"{table}.NAME"
+            return "unknown key", f"{key} belongs in a table [{header}]"
     return "unknown key", nearest(key, list(model.model_fields))

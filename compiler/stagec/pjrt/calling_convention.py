@@ -168,7 +168,7 @@ class Signature:
         return Call(self.name, *trees, self._parameters, donated=known.donated)
 
     def path(self, leaf: int) -> str:
-        """Return the place of a leaf in the arguments, with the name of its parameter: `params['w']`."""
+        """Return the path of a leaf in the arguments, with the name of its parameter: `params['w']`."""
         return self.usage.path(self.paths[leaf])
 
     def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
@@ -233,28 +233,28 @@ class Signature:
     def _learn(
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[Any], structure: Any
     ) -> Sequence[Any]:
-        """Return the leaves, and remember the place of each among C++'s leaves. Raises CallError ("structure")."""
+        """Return the leaves, and remember the number of each among C++'s leaves. Raises CallError ("structure")."""
         apart = self._apart(leaves, structure)  # before `_flatten`: the static parts of the last arguments are known
         own = self._flatten(args, kwargs)
         if apart is not None:
             from stagec.pjrt.static_data import StaticData  # few functions take such objects
 
             given, ordered = apart or (leaves, own)
-            places = {id(leaf): i for i, leaf in enumerate(given)}
-            order = [places.pop(id(leaf), -1) for leaf in ordered]
+            numbers = {id(leaf): i for i, leaf in enumerate(given)}
+            order = [numbers.pop(id(leaf), -1) for leaf in ordered]
             self._orders[structure] = _Known(
                 range(len(order)) if order == [*range(len(leaves))] else order if -1 not in order else None,
                 self._types.seen(self._nodes_in) or None,
                 StaticData.of(structure) if self._compares_types else None,
                 # jaxlib treats fields of modules that are not arrays as leaves, but the function does not.
-                tuple((i, leaves[i]) for i in places.values()),
+                tuple((i, leaves[i]) for i in numbers.values()),
             )
         return own
 
     def _apart(self, leaves: Sequence[Any], structure: Any) -> tuple[()] | tuple[Sequence[Any], Sequence[Any]] | None:
-        """Return jaxlib's leaves and the function's with an object of its own in each place of a leaf that has several.
+        """Return jaxlib's leaves and the function's with an object of its own at each position of a repeated leaf.
 
-        Such a leaf does not identify its place. (): none has several. None: it cannot be done.
+        Such a leaf does not identify its position. (): none has several. None: it cannot be done.
         """
         count = Counter(map(id, leaves))
         if len(count) == len(leaves):

@@ -96,7 +96,7 @@ class Prepared(NamedTuple):
                 return None
         call: dispatch.Call | None = None
         if host or weights:
-            call = partial(_place_and_execute, executable, host)
+            call = partial(_put_and_execute, executable, host)
         numbers = [number for number, _, _ in host]
         if call and numbers and not any(donated[kept[number]] for number in numbers):
             call = dispatch.dispatching(executable, numbers, call) or call
@@ -164,10 +164,10 @@ def _of_any(
     return run
 
 
-def _place_and_execute(executable: Executable, host: Sequence[_Host], *given: Any) -> list[_jax.ArrayImpl]:
+def _put_and_execute(executable: Executable, host: Sequence[_Host], *given: Any) -> list[_jax.ArrayImpl]:
     buffers = list(given)
-    for number, sharding, place in host:
-        buffers[number] = place(sharding.pieces(buffers[number]))
+    for number, sharding, put in host:
+        buffers[number] = put(sharding.pieces(buffers[number]))
     return executable.execute(buffers)
 
 

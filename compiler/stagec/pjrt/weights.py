@@ -148,8 +148,8 @@ class Weights:
 
 
 def _in_file(files: Files, entry: Mapping[str, Any], mapped: bool, sha256: str = "") -> Weight:
-    place = entry["file"], entry["start"], num_bytes(parse_aval(entry["aval"]))
-    return Weight(entry["aval"], functools.partial(files.array, *place, mapped), sha256)
+    span = entry["file"], entry["start"], num_bytes(parse_aval(entry["aval"]))
+    return Weight(entry["aval"], functools.partial(files.array, *span, mapped), sha256)
 
 
 class Bound:

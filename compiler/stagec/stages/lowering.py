@@ -206,8 +206,8 @@ def _violated(status: str) -> str:
     if not assertion:
         return ""
     sizes = dict.fromkeys(  # the status has it more than once
-        f"{name} = {value} ({place} = {size}{'' if expression == name else f', which is {expression}'})"
-        for name, value, expression, place, size in _SIZE.findall(status)
+        f"{name} = {value} ({dimension} = {size}{'' if expression == name else f', which is {expression}'})"
+        for name, value, expression, dimension, size in _SIZE.findall(status)
     )
     return ": ".join(filter(None, [assertion.group().rstrip(". "), ", ".join(sizes)]))
 

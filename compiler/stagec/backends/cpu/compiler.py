@@ -93,7 +93,7 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
 
 
 def find_code() -> None:
-    """Find the places that `presented` changes, for this process and its forks; jaxlib must be imported."""
+    """Find the sites that `presented` changes, for this process and its forks; jaxlib must be imported."""
     with contextlib.suppress(machine_code.PatchError):  # compiling will say so
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)

@@ -122,8 +122,8 @@ class FunctionSpec:
 
     def problem(self, key: str, what: str, write: str = "") -> StagecError:
         """Return an error about `key` of this function; "" is the function itself."""
-        place = self.key if not key or key.startswith("static") else f"functions.{self.name}"
-        return StagecError(Problem(self.manifest, f"{place}{key and '.'}{key}", what, write))
+        table = self.key if not key or key.startswith("static") else f"functions.{self.name}"
+        return StagecError(Problem(self.manifest, f"{table}{key and '.'}{key}", what, write))
 
     def unknown_custom_calls(self, names: Sequence[str]) -> StagecError:
         """Return the error for custom calls that nobody is known to provide."""

@@ -352,10 +352,10 @@ def solutions(equations: Sequence[Size]) -> Iterator[Solution]:
             del waiting[position]
 
 
-def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()) -> dict[str, int]:
+def solve(equations: Iterable[tuple[int | str, int]], dimensions: Iterable[str] = ()) -> dict[str, int]:
     """The size of each name, from pairs of a dimension and its size; each follows from a linear equation, as in JAX.
 
-    places: the name of each dimension for messages, such as `args[0].shape[1]`; only errors use it.
+    dimensions: the name of each one for messages, such as `args[0].shape[1]`; only errors use it.
     Raises DimensionError if a name cannot be found, or if a dimension has another size than the others imply.
     """
     pairs = list(equations)
@@ -365,20 +365,20 @@ def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()
         sizes[solution.name] = (wanted[solution.equation][1] - solution.rest.compute(sizes)) // solution.slope
     missing = sorted(frozenset().union(*(dim.names for dim, _ in wanted)) - set(sizes))
     if missing:
-        rows = zip(_named(places, pairs), pairs, strict=True)
-        given = ", ".join(f"{place} = {size} ({dim})" for place, (dim, size) in rows if isinstance(dim, str))
+        rows = zip(_named(dimensions, pairs), pairs, strict=True)
+        given = ", ".join(f"{name} = {size} ({dim})" for name, (dim, size) in rows if isinstance(dim, str))
         raise DimensionError(f"{', '.join(missing)} cannot be found from {given}")
     for position, (dim, size) in enumerate(pairs):
         value = dim if isinstance(dim, int) else evaluate(dim, sizes)
         if value != size:
             names = [] if isinstance(dim, int) else sorted(names_in(dim))
             solved = f" ({dim} with {', '.join(f'{name} = {sizes[name]}' for name in names)})" if names else ""
-            raise DimensionError(f"{_named(places, pairs)[position]} is {size}; expected {value}{solved}")
+            raise DimensionError(f"{_named(dimensions, pairs)[position]} is {size}; expected {value}{solved}")
     return sizes
 
 
-def _named(places: Iterable[str], pairs: Sequence[object]) -> Sequence[str]:
-    return list(places) or ["a dimension"] * len(pairs)
+def _named(dimensions: Iterable[str], pairs: Sequence[object]) -> Sequence[str]:
+    return list(dimensions) or ["a dimension"] * len(pairs)
 
 
 def _is_name(text: str) -> bool:
@@ -432,7 +432,7 @@ def _sides(node: ast.expr) -> tuple[ast.expr, str, ast.expr]:
 
 
 def _size(node: ast.expr) -> Size:
-    """The only place that knows the allowed syntax."""
+    """The only code that knows the allowed syntax."""
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Size.of(number)

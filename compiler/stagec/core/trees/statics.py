@@ -48,7 +48,7 @@ class Unknown(LookupError):
 def describe(value: object, where: str = "") -> Any:
     """Describe `value` as JSON.
 
-    where: its place, for messages. Raises ValueError, which says what in it has no stable description.
+    where: its path, for messages. Raises ValueError, which says what in it has no stable description.
     """
     return _Describer().value(value, where)
 
@@ -381,7 +381,7 @@ class _Kind(NamedTuple):
 
     values: the values of this kind: those of a type, or those for which a function is true.
     shape: the keys of a description, and the types of their values; the first key tells the kind.
-    describe: describer, value, place -> description.
+    describe: describer, value, path -> description.
     rebuild: takes the parts rebuilt, and returns the value; None: nobody can make it.
     text: returns a string for a reader; None: the JSON.
     parts: returns the parts to compare, to find the difference of two descriptions with the same names.

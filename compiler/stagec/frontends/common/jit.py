@@ -62,7 +62,7 @@ class Arguments(NamedTuple):
                 called = tuple(name for i, name in named if i in indices)
         return Arguments(indices, called or ())
 
-    def places(self, count: int) -> set[int]:
+    def positions(self, count: int) -> set[int]:
         """Return their indices among `count` positional arguments; negative numbers count from the end."""
         return {number % count for number in self.numbers if -count <= number < count}
 
@@ -70,9 +70,9 @@ class Arguments(NamedTuple):
         """Return the other arguments, as `(args, kwargs)`, and these arguments."""
         if not self.numbers and not self.names:
             return (args, dict(kwargs)), {}
-        places = self.places(len(args))
-        others = tuple([value for i, value in enumerate(args) if i not in places])
-        own: dict[int | str, Any] = {i: args[i] for i in sorted(places)}
+        positions = self.positions(len(args))
+        others = tuple([value for i, value in enumerate(args) if i not in positions])
+        own: dict[int | str, Any] = {i: args[i] for i in sorted(positions)}
         if not kwargs:
             return (others, {}), own
         named = {name: value for name, value in kwargs.items() if name not in self.names}
@@ -81,13 +81,13 @@ class Arguments(NamedTuple):
 
     def merged(self, args: tuple[Any, ...], others: Sequence[Any]) -> list[Any]:
         """Return positional arguments with other values for the first result of `split`."""
-        places, left = self.places(len(args)), iter(others)
-        return [value if i in places else next(left) for i, value in enumerate(args)]
+        positions, left = self.positions(len(args)), iter(others)
+        return [value if i in positions else next(left) for i, value in enumerate(args)]
 
     def other_parameters(self, fun: Callable[..., Any]) -> tuple[str, ...]:
         """Return the names of a function's positional parameters that are not these; the last may be `*name`."""
         names = positional(fun)
-        own = {*self.names, *(names[i] for i in self.places(len(names)))}
+        own = {*self.names, *(names[i] for i in self.positions(len(names)))}
         return tuple(name for name in names if name not in own)
 
 
@@ -341,21 +341,21 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def static_key(of: Any, static: Mapping[int | str, Any]) -> Hashable:
-    """Return the key of static arguments, by place: types and values.
+    """Return the key of static arguments, by position or name: types and values.
 
     of: the function that takes them, for messages. Raises ValueError for a value without a hash.
     """
     if not static:
         return ()
     keys = []
-    for place, value in static.items():
+    for which, value in static.items():
         kind = type(value)
         if kind not in same.WHOLE:
             try:
                 hash(value)
             except TypeError as error:
-                which = f"{place!r}" if isinstance(place, str) else f"number {place}"
-                what = f"{of}: static argument {which} is a {kind.__qualname__} without a hash: {error}"
+                shown = f"{which!r}" if isinstance(which, str) else f"number {which}"
+                what = f"{of}: static argument {shown} is a {kind.__qualname__} without a hash: {error}"
                 raise ValueError(f"{what}; pass what has one, such as a tuple for a list") from error
-        keys.append((place, kind, value if kind in same.WHOLE else same.key(value)))
+        keys.append((which, kind, value if kind in same.WHOLE else same.key(value)))
     return tuple(keys)

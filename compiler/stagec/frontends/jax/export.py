@@ -33,8 +33,8 @@ from stagec.frontends.jax import (
     arguments,
     cache_keys,
     callbacks,
+    disabled_checks,
     evaluation,
-    exporting,
     filtering,
     forwarding,
     kernels,
@@ -115,7 +115,7 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
 @repeatable.clock_and_chance()
 @_effects_in_order()
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources.
+    """Return the module of `export` as StableHLO text in which every operation has its location in the user's sources.
 
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
@@ -134,7 +134,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-FX]+")
 
 @repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the jaxpr of the function of `spec`, as a string without addresses or places in the sources."""
+    """Return the jaxpr of the function of `spec`, as a string without addresses or locations in the sources."""
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
         with _over_mesh(spec):
@@ -421,7 +421,7 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
         if unknown:
             raise spec.unknown_custom_calls(unknown)
 
-    return exporting.export(jitted, args, kwargs, spec.platforms, disabled, allow)
+    return disabled_checks.export(jitted, args, kwargs, spec.platforms, disabled, allow)
 
 
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:

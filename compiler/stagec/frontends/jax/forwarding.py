@@ -35,11 +35,11 @@ def same(replaced: updates.Replaced) -> set[str]:
         return [after[path] for path in replaced.paths]
 
     jaxpr = jax.make_jaxpr(call)(list(replaced.before.values())).jaxpr
-    places = {path: i for i, path in enumerate(replaced.before)}
+    numbers = {path: i for i, path in enumerate(replaced.before)}
     return {
         path
         for path, variable in zip(replaced.paths, jaxpr.outvars, strict=True)
-        if path in places and _source(jaxpr, variable) == places[path]
+        if path in numbers and _source(jaxpr, variable) == numbers[path]
     }
 
 

@@ -39,7 +39,7 @@ _NATIVE = (tuple, list, dict, type(None))
 def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
     """Check that every type in `trees` ("the result has" -> PyTreeDef) can be described.
 
-    file, key: the place of the function, for messages.
+    file, key: where the function is, for messages.
     Raises StagecError with every other type, its owner, and the lines to write for each.
     """
     problems: dict[str, Problem] = {}

@@ -184,11 +184,11 @@ class ArrayTracer:
     def _leaves_donated(self, dynamic: Any, count: int) -> tuple[bool, ...]:
         """Return for each leaf of the arguments that are arrays whether it is donated. count: of positional ones."""
         given, named = dynamic
-        static, wanted = self.static.places(count), self._donated.places(count)
-        places = [i for i in range(count) if i not in static]
+        static, wanted = self.static.positions(count), self._donated.positions(count)
+        positions = [i for i in range(count) if i not in static]
         donated: list[bool] = []
-        for place, tree in zip(places, given, strict=True):
-            donated += [place in wanted] * len(pytrees.flatten(tree)[0])
+        for position, tree in zip(positions, given, strict=True):
+            donated += [position in wanted] * len(pytrees.flatten(tree)[0])
         for name in sorted(named):
             donated += [name in self._donated.names] * len(pytrees.flatten(named[name])[0])
         return tuple(donated)
