@@ -112,22 +112,20 @@ def reproduce(
     exports: Sequence[Export],
     executables: Sequence[Executable],
     roots: Sequence[str],
-    arguments: Sequence[str] = (),
     plugins: Mapping[str, Path] | None = None,
     progress: Progress | None = None,
     retrace: bool = True,
 ) -> tuple[list[str], int]:
     """Build every artifact twice; return (the differences by artifact; the number of compared artifacts).
 
-    roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
-    plugins: platform -> folder of packages. Compiling for the platform may import them, and so may tracing a function
-    whose spec names it. No other trace may see them, because JAX imports the plugins that it finds.
+    roots: import roots. plugins: platform -> folder of packages. Compiling for the platform may import them, and so may
+    tracing a function whose spec names it. No other trace may see them, because JAX imports the plugins that it finds.
     progress: counts each build as a step. retrace: whether to build `exports` again, and not only their executables.
     Raises StagecError when a build fails.
     """
     progress = progress or Progress("reproduce")
     traced = exports if retrace else ()
-    command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(actions.ENTRY)))]
+    command = [sys.executable, "-B", "-s", "-S", str(actions.ENTRY)]
     differences: list[str] = []
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         outs = []

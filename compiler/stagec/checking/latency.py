@@ -106,11 +106,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
-def measure(
-    function: Function, description: Description, threads: int, rounds: int, seconds: float, seed: int = 0
-) -> Calls:
+def measure(function: Function, description: Description, threads: int, rounds: int, seconds: float) -> Calls:
     """Call a function with random arguments from several threads, in timed rounds after a warm-up."""
-    arrays = trials.random_arguments(description, seed, function.weights)
+    arrays = trials.random_arguments(description, 0, function.weights)
     args, kwargs = trials.structured(function, description, arrays)
 
     def call() -> None:

@@ -161,7 +161,7 @@ class Executable:
             raise LoadError("executable", f"the executable cannot be called: {error}") from error
 
     def put(self, number: int, values: NDArray[Any] | DeviceArray, donated: bool = False) -> _jax.ArrayImpl:
-        """Return the buffer of parameter `number`, without a copy if the array already has the right device and layout.
+        """Return the buffer of parameter `number`, without a copy if the array already has the right place and layout.
 
         values: of the parameter's own shape and dtype. donated: the call will overwrite it.
         """

@@ -157,13 +157,13 @@ class Aval(Frozen):
         return f"{'~' * self.weak_type}{self.dtype}[{','.join(str(dim) for dim in self.shape)}]"
 
 
-def arrow(inputs: Iterable[object], outputs: Iterable[object], most: int = 4) -> str:
-    """Return the parameters and results of a function, `most` of each: "(f32[2,3], i32[]) -> (f32[])"."""
+def arrow(inputs: Iterable[object], outputs: Iterable[object]) -> str:
+    """Return the parameters and results of a function, four of each: "(f32[2,3], i32[]) -> (f32[])"."""
 
     def side(avals: Iterable[object]) -> str:
         shown = list(map(str, avals))
-        more = [f"... {len(shown) - most} more"] if len(shown) > most else []
-        return f"({', '.join([*shown[:most], *more])})"
+        more = [f"... {len(shown) - 4} more"] if len(shown) > 4 else []
+        return f"({', '.join([*shown[:4], *more])})"
 
     return f"{side(inputs)} -> {side(outputs)}"
 
