@@ -31,7 +31,7 @@ _COPIED_IN_SILENCE = 64 << 20
 """Bytes of a file that may be copied without a warning."""
 _LARGEST = 2**28
 """Bytes of a description (256 MiB): more than the largest header of a safetensors file takes."""
-_DESCRIPTION = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int, "arrays": {...: index.PLACE}})
+_DESCRIPTION = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int, "arrays": {...: index.IN_FILE}})
 
 
 class Outside(NamedTuple):

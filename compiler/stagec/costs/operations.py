@@ -74,6 +74,7 @@ def flops(instruction: Instruction, operands: Sequence[str], applied: Callable[[
         case "convolution":
             return _convolution(instruction, operands[0], operands[1], result)
         case "reduce":
+            # Of n elements that become one, n - 1 are applied to another.
             return _times(applied(), _elements(operands[0]) - _elements(result))
         case "map" | "scatter":
             # The updates are the last third of the operands, but for the indices.

@@ -259,6 +259,7 @@ class Signature:
         count = Counter(map(id, leaves))
         if len(count) == len(leaves):
             return ()
+        # An array of one element seen in all places: it takes no memory, whatever the shape.
         given = [
             np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
             if count[id(leaf)] > 1 and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
@@ -320,6 +321,7 @@ class Signature:
             raise CallError("dtype", f"{self.name}: {self.path(i)} is {what}; expected {dtype} ({aval})")
         values = leaf if str(given).startswith("key<") else np.asarray(leaf)
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
+            # JAX narrows without a word too: a number beyond float32 is inf there.
             with np.errstate(over="ignore", invalid="ignore"):
                 return values.astype(dtype)
         if values.dtype != dtype:
@@ -372,6 +374,8 @@ class Signature:
             elif isinstance(leaf, DeviceArray):
                 if leaf.is_deleted():
                     raise self.deleted(i)
+                # The executable takes the memory of a donated argument, whatever a call wants: the aliases are in its
+                # module. So it gets a copy to take.
                 if donated[i] and not donate:
                     own = leaf.copy()
             buffers.append(executable.put(number, own, donated[i]))
@@ -421,5 +425,7 @@ def _structure_of(tree: Tree) -> Any:
     if any(True for _ in tree.custom_nodes()):
         return None
     numbers = range(tree.num_leaves)
+    # C++ sorts the keys of a dict, and the description may have another order: then it would give results to the wrong
+    # names.
     leaves, structure = _CONTAINERS.flatten(tree.unflatten(numbers))
     return structure if leaves == [*numbers] else None

@@ -76,6 +76,7 @@ class Prepared(NamedTuple):
         kept: the indices of the leaves that are its parameters. donated: for each leaf. donate: whether the caller
         gives them up.
         """
+        # A call that keeps its donated arguments gives the executable new copies each time.
         if None in kinds or (not donate and True in donated):
             return None
         host: list[_Host] = []

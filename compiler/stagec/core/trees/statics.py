@@ -148,6 +148,7 @@ class _Describer:
         return [self.value(item, f"{where}[{i}]") for i, item in enumerate(values)]
 
     def unordered(self, values: Any, where: str) -> list[Any]:
+        # A set has the order of its hashes, and those of strings differ from process to process.
         return sorted((self.value(item, where) for item in values), key=canonical)
 
     def pairs(self, values: Mapping[Any, Any], where: str) -> list[Any]:
@@ -221,6 +222,7 @@ def _namedtuple(describer: _Describer, value: Any, where: str) -> Any:
 
 
 def _dataclass(describer: _Describer, value: Any, where: str) -> Any:
+    # What `==` passes over makes no other value, for JAX neither.
     names = {field.name for field in dataclasses.fields(value) if field.compare and hasattr(value, field.name)}
     fields = ((name, getattr(value, name)) for name in sorted(names))
     return {"object": name_of(type(value)), "fields": describer.fields(fields, where)}

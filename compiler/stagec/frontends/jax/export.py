@@ -484,9 +484,11 @@ def _below(node: Any) -> list[tuple[str, Any]] | None:
 def _configure(spec: FunctionSpec) -> None:
     """Apply the manifest's settings for tracing to the rest of this process, which traces one function."""
     os.environ.update(spec.environment)
+    # An export starts a client of JAX's: that of a device would take its memory, and wait where another process has it.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", spec.enable_x64)
     jax.config.update("jax_default_matmul_precision", spec.matmul_precision)
+    # Also where it is the default: a variable of the machine may say another one (JAX_DEFAULT_PRNG_IMPL).
     jax.config.update("jax_default_prng_impl", spec.prng_impl or "threefry2x32")
     # The user's own frames are picked out here; JAX's filter would add a note of its own to the exception.
     jax.config.update("jax_traceback_filtering", "off")

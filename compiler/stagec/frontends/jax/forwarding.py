@@ -65,6 +65,7 @@ def _operand(equation: Any, number: int) -> int | None:
         return None if source is None else 1 + source
     if "body_jaxpr" in params:
         body, constants, before = params["body_jaxpr"].jaxpr, params["body_nconsts"], params["cond_nconsts"]
+        # A loop passes an argument on if each turn gives it back under its own number.
         source = _source(body, body.outvars[number])
         return before + source if source == constants + number else None
     for name in ("jaxpr", "call_jaxpr"):

@@ -165,6 +165,7 @@ def _serializable(structure: Any) -> Any:
 @functools.cache
 def _stand_in(name: str) -> type:
     """Return a type of nodes that JAX writes under this name, with their auxiliary data, which is bytes."""
+    # One for each name in a process: JAX refuses a second type that is serialized under it.
     kind = type("StandIn", (), {})
     jax.tree_util.register_pytree_node(kind, lambda _: ((), b""), lambda *_: kind())
     jax.export.register_pytree_node_serialization(
