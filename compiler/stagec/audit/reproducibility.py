@@ -197,8 +197,8 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
         for *others, last in zip(*every, strict=True):
             if len({str(constant.attributes["value"]) for constant in others}) > 1:
                 users = " ".join(str(use.owner.location) for use in last.results[0].uses)
-                found = re.search(r'"([^"]+)":(\d+)', users)
-                where = f", of {found[1]}:{found[2]}," if found else ""
+                line = re.search(r'"([^"]+)":(\d+)', users)
+                where = f", of {line[1]}:{line[2]}," if line else ""
                 lines.append(f"the constant {last.results[0].type}{where} was computed to other numbers")
         built, first, _ = (file.read_bytes() for file in (artifact.exported, *copies))
         if lines and built == first:

@@ -40,8 +40,7 @@ def exceeded(
     description, program = compiled.description, compiled.as_text()
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
-    # The memory of a device is no limit of the manifest, so nobody can allow it to be unknown: where XLA gives no peak,
-    # nothing is claimed.
+    # The manifest does not set the memory of a device, so it cannot allow an unknown peak: then there is no check.
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
         most = in_bytes(hardware.memory)
         what = f"peak memory {in_bytes(peak)} is over the {most} that one {hardware.device_kind} has"

@@ -96,7 +96,7 @@ def bases(archive: Archive) -> list[Base]:
         data, sizes = archive.read(base["index"], LARGEST), {n: entry["bytes"] for n, entry in index["members"].items()}
         sizes[FUNCTIONS] = sizes[base["functions"]]
         before = read_index(data, bundle_index.check, f"{archive.path}: {base['index']}", sizes)
-        # The lines of functions then, and not now: an addition writes that member anew.
+        # The lines of functions then, and not now: each addition writes that member again.
         before = {**before, "functions": archive.functions(before, base["functions"])}
         added = _added(before, index)
         changed = _changed(before, index, encoded, added)

@@ -131,7 +131,7 @@ def check(
                 yield from _check(bundle, archive, target, name, golden)
                 continue
             refused = [candidate for candidate in selection.candidates if candidate.offer.target == target]
-            # A test that skips what this machine should run would pass for ever.
+            # A test that skips what this machine should run would always pass.
             if not all(candidate.code in _OTHER_MACHINE for candidate in refused):
                 raise selection.refusal(archive.path)
             for reason in dict.fromkeys(candidate.reason for candidate in refused):

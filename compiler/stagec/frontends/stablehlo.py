@@ -139,8 +139,8 @@ def _read(context: ir.Context, spec: FunctionSpec, roots: Sequence[str]) -> ir.M
 
 def _reason(message: str) -> str:
     """Return the location and the first complaint of MLIR's parser."""
-    found = re.search(r'"-":(\d+):(\d+): (.*)', message)
-    return f"line {found[1]}, column {found[2]}: {found[3]}" if found else message.strip().splitlines()[-1]
+    told = re.search(r'"-":(\d+):(\d+): (.*)', message)
+    return f"line {told[1]}, column {told[2]}: {told[3]}" if told else message.strip().splitlines()[-1]
 
 
 def _main(module: ir.Module, spec: FunctionSpec) -> Any:

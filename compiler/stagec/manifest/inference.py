@@ -367,17 +367,17 @@ class _Imports:
     @functools.cached_property
     def _below(self) -> Mapping[str, Sequence[Path]]:
         """The folders of the workspace that have a module, or a folder with modules, of a name; the nearest first."""
-        found: dict[str, dict[Path, None]] = {}
+        parents: dict[str, dict[Path, None]] = {}
         for path, folders, files in os.walk(self._root):
             folder = Path(path)
             folders[:] = sorted(name for name in folders if _may_have_modules(folder / name))
             modules = [name.removesuffix(".py") for name in files if name.endswith(".py")]
             for name in modules:
-                found.setdefault(name, {})[folder] = None
+                parents.setdefault(name, {})[folder] = None
             while modules and folder != self._root:
-                found.setdefault(folder.name, {})[folder.parent] = None
+                parents.setdefault(folder.name, {})[folder.parent] = None
                 folder = folder.parent
-        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in found.items()}
+        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in parents.items()}
 
 
 def _may_have_modules(folder: Path) -> bool:

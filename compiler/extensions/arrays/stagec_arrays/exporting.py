@@ -196,8 +196,8 @@ def _read_sizes(
     own = {(origin.name, origin.dimension) for origin in origins}
     for size, array, axis, dimension in equations:
         value, wanted = _dimension(array, axis), rules.size(size)
-        found = f"Found inconsistency between dimension size {dimension}"
-        what = f"{found} (= {{0}}) and the specification '{size}' (= {{1}})."
+        differs = f"Found inconsistency between dimension size {dimension}"
+        what = f"{differs} (= {{0}}) and the specification '{size}' (= {{1}})."
         if (str(size), dimension) not in own:
             _assert(rules, value, "EQ", wanted, what, origins, [value, wanted])
     for constraint in dict.fromkeys(constraint for size, *_ in equations for constraint in size.constraints):

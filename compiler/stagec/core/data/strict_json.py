@@ -83,7 +83,7 @@ def difference(first: Any, second: Any, where: str = "") -> str | None:
     else:
         pairs, rest = [], None if json.dumps(first) == json.dumps(second) else ""
     inside = (difference(was, is_now, where + step) for step, was, is_now in pairs)
-    path = next((one for one in inside if one is not None), None if rest is None else where + rest)
+    path = next((inner for inner in inside if inner is not None), None if rest is None else where + rest)
     return path.removeprefix(".") if path is not None and not where else path
 
 

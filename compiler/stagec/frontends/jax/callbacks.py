@@ -152,9 +152,9 @@ def callbacks(jaxpr: Any, platforms: Sequence[str]) -> list[Callback]:
 
 
 def _callback(equation: Any, frames: _Frames) -> Callback:
-    found = user_code.library(frames)
-    name, version, line = _distribution(*found) if found else ("", "", "")
-    library = f"{name} {version}".strip() + f" ({line})" if found else ""
+    frame = user_code.library(frames)
+    name, version, line = _distribution(*frame) if frame else ("", "", "")
+    library = f"{name} {version}".strip() + f" ({line})" if frame else ""
     return Callback(user_code.location(frames), equation.primitive.name, library, name.lower(), bool(equation.outvars))
 
 

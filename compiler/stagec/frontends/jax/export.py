@@ -484,7 +484,7 @@ def _below(node: Any) -> list[tuple[str, Any]] | None:
 def _configure(spec: FunctionSpec) -> None:
     """Apply the manifest's settings for tracing to the rest of this process, which traces one function."""
     os.environ.update(spec.environment)
-    # An export starts a client of JAX's: that of a device would take its memory, and wait where another process has it.
+    # An export starts a client. One of a device would take its memory, or wait for the process that has it.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", spec.enable_x64)
     jax.config.update("jax_default_matmul_precision", spec.matmul_precision)
