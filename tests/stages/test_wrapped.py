@@ -1,6 +1,6 @@
 """`stagec.jit`: JAX's first stages in front of stagec's own.
 
-Modules: `frontends/jax/disabled_checks.py`, `frontends/jax/tracer.py`, `frontends/common/jit.py`,
+Modules: `frontends/jax/exporting.py`, `frontends/jax/tracer.py`, `frontends/common/jit.py`,
 `frontends/common/options.py`, `frontends/staging.py`.
 """
 

@@ -67,7 +67,7 @@ def stub(archive: Archive, module: str) -> str:
     }
     parts = []
     for function, calls in functions.items():
-        given = [types.of(f"{names[function]}_result", call.out_tree, list(call.out_avals)) for call in calls]
+        given = [types.type_of(f"{names[function]}_result", call.out_tree, list(call.out_avals)) for call in calls]
         signatures = list(zip(calls, taken[function], given, strict=True))
         parts.append(
             _function(names[function], [method for row in signatures for method in _methods(*row, len(calls))])
@@ -187,11 +187,11 @@ class _Types:
             avals = [call.in_avals[leaf] for leaf in argument.leaves]
             scalar = argument.tree.kind == "leaf" and not physical(avals[0]).shape
             types_of[argument.path] = (
-                _scalar(avals[0]) if scalar else self.of(f"{function}_{argument.name}", argument.tree, avals, True)
+                _scalar(avals[0]) if scalar else self.type_of(f"{function}_{argument.name}", argument.tree, avals, True)
             )
         return types_of
 
-    def of(self, name: str, tree: Tree, avals: list[Aval], argument: bool = False) -> str:
+    def type_of(self, name: str, tree: Tree, avals: list[Aval], argument: bool = False) -> str:
         """Return the type of a tree with these leaves, and declare it if it has no name yet.
 
         argument: whether it is passed: objects of the model's own types are taken, by their fields.

@@ -36,7 +36,7 @@ class Bindings(Generic[Array]):
         self._problems: list[Problem] = []
         self._claimed: dict[tuple[str, str], tuple[FunctionSpec, str]] = {}
 
-    def of(self, spec: FunctionSpec, description: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def entries(self, spec: FunctionSpec, description: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the index's entry for the bound arguments of a function: the weight of each leaf.
 
         description: of the exported artifact; it says where the arguments are. Faults are kept for `check`.

@@ -129,7 +129,7 @@ def runs(program: hlo.Program, devices: int) -> dict[str, Runs]:
                 case "call" | "async" if instruction.called in program.computations:
                     walk(Scope(program, instruction.called, scope, instruction.operands), times)
                 case _ if instruction.opcode not in hlo.FREE:
-                    metrics = counter.of(instruction, scope, set())
+                    metrics = counter.metrics_of(instruction, scope, set())
                     before = instructions.get(instruction.name)
                     again = before.times if before else 0
                     instructions[instruction.name] = Runs(
@@ -157,7 +157,7 @@ class Counter:
         """Return the metrics of a program."""
         return self.computation(Scope(program, program.entry)) if program.entry else {}
 
-    def of(self, instruction: Instruction, scope: Scope, chains: set[str]) -> Metrics:
+    def metrics_of(self, instruction: Instruction, scope: Scope, chains: set[str]) -> Metrics:
         """Return the metrics of one instruction that is in no fusion. chains: as for `computation`."""
         return {} if instruction.opcode in hlo.FREE else self._instruction(instruction, scope, chains, False)
 

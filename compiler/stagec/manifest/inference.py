@@ -124,7 +124,7 @@ def function(root: Path, file: str, name: str) -> Function:
         raise StagecError(Problem(file, "", f'no {"object" if of_object else "function"} "{first}"', write))
     module, top = _importable(root, file)
     imports = _Imports(root, top)
-    files = imports.of(root / file)
+    files = imports.reached_from(root / file)
     common = Function(
         module,
         name,
@@ -312,7 +312,7 @@ class _Imports:
         self.roots = {} if top == root else {top: None}
         self.data: dict[Path, None] = {}
 
-    def of(self, file: Path) -> list[Path]:
+    def reached_from(self, file: Path) -> list[Path]:
         """Return the files of the workspace that a file imports, and those that these import, itself included."""
         known = {file: None}
         for current in (waiting := [file]):  # it grows

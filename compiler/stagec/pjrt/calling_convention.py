@@ -390,7 +390,7 @@ class Signature:
         """Return a faster path for all leaves of `kinds`, after a successful call; None if there is none."""
         executable = self.executable
         assert executable is not None
-        return Prepared.of(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
+        return Prepared.for_kinds(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
 
     def _unflatten(self, outputs: Sequence[Any]) -> Any:
         try:

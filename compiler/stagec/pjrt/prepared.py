@@ -68,7 +68,7 @@ class Prepared(NamedTuple):
     read: Callable[[Sequence[_jax.ArrayImpl]], list[NDArray[Any]]] | None
 
     @staticmethod
-    def of(
+    def for_kinds(
         executable: Executable, kinds: Kinds, kept: Sequence[int], donated: Sequence[bool], donate: bool
     ) -> Prepared | None:
         """Return calls of `executable`; None if a leaf needs a check, a copy or a move each time.

@@ -114,7 +114,7 @@ class Weights:
             weight.keep(self)
 
     @staticmethod
-    def of(archive: Archive, mapped: bool = True, files: Files | None = None) -> Weights:
+    def from_archive(archive: Archive, mapped: bool = True, files: Files | None = None) -> Weights:
         """Return the weights of a bundle. mapped: as for this class.
 
         files: those beside the bundle; None: in its folder, each opened and checked when it is used.

@@ -119,7 +119,7 @@ def _described(target: CudaTarget) -> tuple[Device, int]:
     try:
         return cuda_devices.read(target.figures, key="figures"), cuda_devices.num_devices(target.topology)
     except StagecError as error:
-        raise CannotCompile.of(error) from error
+        raise CannotCompile.from_error(error) from error
 
 
 def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:

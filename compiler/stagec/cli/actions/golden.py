@@ -46,7 +46,7 @@ def write(options: Options, spec: FunctionSpec, given: dict[str, Any] | None = N
 
     serialized = read(options.exported)
     bindings = Bindings(read_weights(options.weights))
-    bound = bindings.of(spec, json.loads(read(options.description)))
+    bound = bindings.entries(spec, json.loads(read(options.description)))
     bindings.check(only_used=False)
     weights = {entry["leaf"]: bindings.tensors[entry["weight"]] for entry in bound}
     golden_values = golden_arrays.make(spec, options.import_root, serialized, weights, given)

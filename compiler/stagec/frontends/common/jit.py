@@ -62,7 +62,7 @@ class Arguments(NamedTuple):
                 called = tuple(name for i, name in named if i in indices)
         return Arguments(indices, called or ())
 
-    def positions(self, count: int) -> set[int]:
+    def places(self, count: int) -> set[int]:
         """Return their indices among `count` positional arguments; negative numbers count from the end."""
         return {number % count for number in self.numbers if -count <= number < count}
 
@@ -70,9 +70,9 @@ class Arguments(NamedTuple):
         """Return the other arguments, as `(args, kwargs)`, and these arguments."""
         if not self.numbers and not self.names:
             return (args, dict(kwargs)), {}
-        positions = self.positions(len(args))
-        others = tuple([value for i, value in enumerate(args) if i not in positions])
-        own: dict[int | str, Any] = {i: args[i] for i in sorted(positions)}
+        places = self.places(len(args))
+        others = tuple([value for i, value in enumerate(args) if i not in places])
+        own: dict[int | str, Any] = {i: args[i] for i in sorted(places)}
         if not kwargs:
             return (others, {}), own
         named = {name: value for name, value in kwargs.items() if name not in self.names}
@@ -81,13 +81,13 @@ class Arguments(NamedTuple):
 
     def merged(self, args: tuple[Any, ...], others: Sequence[Any]) -> list[Any]:
         """Return positional arguments with other values for the first result of `split`."""
-        positions, left = self.positions(len(args)), iter(others)
-        return [value if i in positions else next(left) for i, value in enumerate(args)]
+        places, left = self.places(len(args)), iter(others)
+        return [value if i in places else next(left) for i, value in enumerate(args)]
 
     def other_parameters(self, fun: Callable[..., Any]) -> tuple[str, ...]:
         """Return the names of a function's positional parameters that are not these; the last may be `*name`."""
         names = positional(fun)
-        own = {*self.names, *(names[i] for i in self.positions(len(names)))}
+        own = {*self.names, *(names[i] for i in self.places(len(names)))}
         return tuple(name for name in names if name not in own)
 
 

@@ -33,8 +33,8 @@ from stagec.frontends.jax import (
     arguments,
     cache_keys,
     callbacks,
-    disabled_checks,
     evaluation,
+    exporting,
     filtering,
     forwarding,
     kernels,
@@ -220,7 +220,7 @@ def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Stag
     # for one compiler and one device, so it comes from what `jax.jit` would lower there.
     for described in spec.devices:
         alone = dataclasses.replace(spec, platforms=(described["platform"],), vjp_order=0)
-        device = kernels.Device.of(described)
+        device = kernels.Device.from_spec(described)
         with kernels.on(device), kernels.newest():
             with kernels.naming_the_device(device):
                 staged = stage(alone, import_roots)
@@ -369,7 +369,7 @@ def jax_keys(
     keys = []
     with contextlib.ExitStack() as changes:
         if device:
-            changes.enter_context(kernels.on(kernels.Device.of(device)))
+            changes.enter_context(kernels.on(kernels.Device.from_spec(device)))
             changes.enter_context(kernels.newest())
         for way in ways:
             lowered = _running(spec, functools.partial(_lower_for_jax, spec, executable, import_roots, way))
@@ -421,7 +421,7 @@ def _export(spec: FunctionSpec, jitted: Any, args: Sequence[Any], kwargs: Mappin
         if unknown:
             raise spec.unknown_custom_calls(unknown)
 
-    return disabled_checks.export(jitted, args, kwargs, spec.platforms, disabled, allow)
+    return exporting.export(jitted, args, kwargs, spec.platforms, disabled, allow)
 
 
 def _mesh(spec: FunctionSpec) -> jax.sharding.AbstractMesh:

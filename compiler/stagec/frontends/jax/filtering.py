@@ -46,7 +46,7 @@ def closed(tree: Any, in_object: bool = False, in_module: bool = False) -> Any:
 
     in_object: whether `tree` is in an object. in_module: whether it is below a module of Equinox's.
     """
-    level = OneLevel.of(tree)
+    level = OneLevel.flatten(tree)
     if level is None:
         is_array = hasattr(tree, "shape") and hasattr(tree, "dtype")
         # `jax.jit` traces numbers wherever they are, and `equinox.filter_jit` keeps them as they are.

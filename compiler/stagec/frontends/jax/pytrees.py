@@ -194,7 +194,7 @@ def _taken_apart(node: Any) -> OneLevel:
     kind, auxdata = node.node_data()
     for placeholder in PLACEHOLDERS:
         with contextlib.suppress(Exception):  # the user's own function
-            level = OneLevel.of(node.unflatten([placeholder() for _ in range(node.num_leaves)]))
+            level = OneLevel.flatten(node.unflatten([placeholder() for _ in range(node.num_leaves)]))
             if level is not None and len(level.children) == len(node.children()):
                 return level._replace(auxdata=auxdata)
     return OneLevel(kind, auxdata, node.children(), None, None)

@@ -23,7 +23,7 @@ from stagec.core.messages.errors import StagecError
 from stagec.frontends.common import updates
 from stagec.frontends.common.jit import Arguments, Run, Traced, flatten, static_key
 from stagec.frontends.common.options import Options, unknown
-from stagec.frontends.jax import advice, callbacks, disabled_checks, evaluation, forwarding, kernels, wholes
+from stagec.frontends.jax import advice, callbacks, evaluation, exporting, forwarding, kernels, wholes
 from stagec.frontends.jax.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
 from stagec.stages.exported import Exported
@@ -146,7 +146,7 @@ class JaxTracer:
             with callbacks.handling(self._host_callbacks):
                 if newest:
                     with kernels.newest():
-                        exported = disabled_checks.export(function, args, kwargs, platforms, checks, lambda _: None)
+                        exported = exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
                 else:
                     exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
                     exported = exporter(*args, **kwargs)
