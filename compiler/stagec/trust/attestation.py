@@ -111,7 +111,6 @@ class Statement(NamedTuple):
         """
         name, wanted = bundle_name(archive), subjects(archive)
         wanted[name] = digest or self.subjects.get(name, "")
-        # Both ways: a member that nobody signed is as wrong as a signed one that is missing.
         differing = sorted(
             subject for subject in {*self.subjects, *wanted} if self.subjects.get(subject) != wanted.get(subject)
         )
