@@ -8,7 +8,6 @@ none of these, so that JAX reads it. Manifests and artifacts hold the spelling, 
 
 import ast
 import functools
-import keyword
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, Union
 
 from stagec.core.sizes import expressions
 from stagec.core.sizes.frozen import Frozen
+from stagec.core.sizes.names import is_name
 
 FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,
@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "mod": operator.mod,
 }
-"""The functions of two arguments that JAX knows in dimension expressions."""
+"""What each of `names.FUNCTIONS` computes."""
 
 _MOST_TERMS = 1000
 """Terms of one expression, and a bound on the work of multiplying two: far more than a model's shapes have."""
@@ -33,7 +33,6 @@ _LARGEST = 2**63
 """Numbers are below it: no dimension is larger."""
 _DEEPEST = 100
 """Levels of parentheses, signs, products and calls: each takes a few of Python's levels."""
-_NAME = re.compile(r"[A-Za-z_]\w+|[A-Za-z]", re.ASCII)
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
 _COMPARISONS = {ast.Eq: "==", ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<"}
 
@@ -250,7 +249,7 @@ def _value(factor: Factor, sizes: Mapping[str, Any], functions: Mapping[str, Cal
 @functools.lru_cache(4096)
 def parse(text: str) -> Size:
     """Read a size. Raises DimensionError."""
-    return Size.of(text) if _is_name(text) else _size(_parse(text))
+    return Size.of(text) if is_name(text) else _size(_parse(text))
 
 
 class Constraint(NamedTuple):
@@ -297,7 +296,7 @@ def canonical_dimension(text: str) -> int | str:
     Two expressions that differ in spacing, in the order of terms or in redundant parentheses have one canonical string.
     Raises DimensionError for anything else, negative constants included.
     """
-    if _is_name(text):
+    if is_name(text):
         return text
     size = parse(text)
     number = size.constant
@@ -379,11 +378,6 @@ def solve(equations: Iterable[tuple[int | str, int]], dimensions: Iterable[str] 
 
 def _named(dimensions: Iterable[str], pairs: Sequence[object]) -> Sequence[str]:
     return list(dimensions) or ["a dimension"] * len(pairs)
-
-
-def _is_name(text: str) -> bool:
-    """Whether an expression is a name and nothing more: most symbolic dimensions are, and need no parser."""
-    return bool(_NAME.fullmatch(text)) and text not in FUNCTIONS and not keyword.iskeyword(text)
 
 
 def _parse(text: str) -> ast.expr:
