@@ -270,7 +270,7 @@ EXTENSIONS = {
     "serve BUNDLE --port 0 --policy nothing": "serve",
 }
 """A command of each extension that has some; two of them end at once: for want of a package, and by a wrong option."""
-REFUSED = {"rehearse": "needs the package pydantic, which is not installed", "serve": "argument --policy: invalid choice"}
+REFUSED = {"rehearse": "needs the package pydantic", "serve": "argument --policy: invalid choice"}
 
 
 def _command(python: Path, zoo: Path, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
