@@ -57,6 +57,7 @@ def exchange(instruction: Instruction, computation: Computation, fused: bool) ->
     if kind == "collective-permute" and not (pairs and _INNER.search(pairs[1])):
         return None
     groups_match = pairs or _GROUPS.search(instruction.attributes)
+    # Without groups an exchange is among all; with groups in a form that is not known, nothing is said of it.
     every = "" if "_groups=" in instruction.attributes else "{}"
     chain = _CHAIN.search(instruction.attributes)
     return Exchange(

@@ -337,9 +337,11 @@ class _Imports:
         A module of the workspace is never looked for on an index, where somebody else may have its name.
         """
         parts = name.split(".")
+        # Python looks in its own library first, so a folder of that name in the workspace is never imported.
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
             return None
         for folder in (self._root, *self.roots, file.parent, *self._below.get(parts[0], ())):
+            # From the longest name: of `from a import b`, b may be a module of a, or a name in it.
             for end in range(len(parts), 0, -1):
                 below = folder.joinpath(*parts[:end])
                 module_file = next(

@@ -333,6 +333,8 @@ def target_spec(data: Any) -> TargetSpec:
 
 def _build(kind: type[T], data: Any) -> T:
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    # All fields or none: a spec of another version could mean something else by the same keys, and a default would hide
+    # it.
     if not isinstance(data, dict) or set(data) != known:
         raise ValueError(f"not a {kind.__name__}")
     return kind(**data)
