@@ -341,21 +341,21 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def static_key(of: Any, static: Mapping[int | str, Any]) -> Hashable:
-    """Return the key of static arguments, by position or name: types and values.
+    """Return the key of static arguments, by place: types and values.
 
     of: the function that takes them, for messages. Raises ValueError for a value without a hash.
     """
     if not static:
         return ()
     keys = []
-    for which, value in static.items():
+    for place, value in static.items():
         kind = type(value)
         if kind not in same.WHOLE:
             try:
                 hash(value)
             except TypeError as error:
-                shown = f"{which!r}" if isinstance(which, str) else f"number {which}"
-                what = f"{of}: static argument {shown} is a {kind.__qualname__} without a hash: {error}"
+                which = f"{place!r}" if isinstance(place, str) else f"number {place}"
+                what = f"{of}: static argument {which} is a {kind.__qualname__} without a hash: {error}"
                 raise ValueError(f"{what}; pass what has one, such as a tuple for a list") from error
-        keys.append((which, kind, value if kind in same.WHOLE else same.key(value)))
+        keys.append((place, kind, value if kind in same.WHOLE else same.key(value)))
     return tuple(keys)
