@@ -353,7 +353,9 @@ def test_an_extension_is_in_the_keys_of_what_uses_it_alone(built: Workspace) -> 
 
     def edited(*extensions: str) -> list[tuple[str, str]]:
         for extension in extensions:
-            for file in (built.root / "../../compiler/extensions" / extension / f"stagec_{extension}").rglob("*.py"):
+            package = built.root / "../../compiler/extensions" / extension / f"stagec_{extension}"
+            assert (package / "__init__.py").is_file()
+            for file in package.rglob("*.py"):
                 file.write_text(f"{file.read_text()}\n# Edited.\n")
         return built.build()
 
