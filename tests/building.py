@@ -114,6 +114,13 @@ def build_zoo(folder: Path) -> Path:
     return build("tests/zoo/zoo.toml", out, root)
 
 
+def build_model(folder: Path, manifest: str, model: str) -> Path:
+    """Write m.toml and model.py into a folder, and build the bundle there; return its path."""
+    (folder / "m.toml").write_text(manifest)
+    (folder / "model.py").write_text(model)
+    return build("m.toml", folder, folder)
+
+
 def build_jax_cache(
     manifest: str,
     out: Path,

@@ -333,6 +333,43 @@ def test_an_edited_compiler_is_another_worker(built: Workspace) -> None:
     assert "other" in phases_of_gelu()
 
 
+def test_an_extension_is_in_the_keys_of_what_uses_it_alone(built: Workspace) -> None:
+    def users() -> dict[str, str]:
+        """Which actions have a file of an extension among their inputs or in their command."""
+        listed, found = list[str](), dict[str, str]()
+        for target in ("all", "models.image", "models.report"):  # two are not built by default
+            done = built.run("aquery", f'mnemonic("Stagec.*", //models:{target})', "--include_param_files")
+            assert done.returncode == 0, done.stderr
+            listed += re.findall(r"^action '.*\n(?:  .*\n)*", done.stdout, re.MULTILINE)
+        for action in listed:
+            mnemonic, label = (re.search(rf"^  {key}: (.*)", action, re.MULTILINE) for key in ("Mnemonic", "Target"))
+            assert mnemonic
+            assert label
+            named = {*re.findall(r"compiler/extensions/(\w+)", action)}
+            if named:
+                (found[f"{mnemonic[1]} {label[1].rpartition(':')[2]}"],) = named
+        assert len(listed) > len(found) + len(EXECUTABLES)
+        return found
+
+    def edited(*extensions: str) -> list[tuple[str, str]]:
+        for extension in extensions:
+            package = built.root / "../../compiler/extensions" / extension / f"stagec_{extension}"
+            assert (package / "__init__.py").is_file()
+            for file in package.rglob("*.py"):
+                file.write_text(f"{file.read_text()}\n# Edited.\n")
+        return built.build()
+
+    expected = {"StagecImage models.image": "registry", "StagecReport models.report": "insight"}
+    assert users() == {**expected, **{f"StagecTimeline {name}": "insight" for name in EXECUTABLES}}
+    assert edited("arrays", "insight", "registry", "rehearse", "serve") == []
+    entry = 'entry = "models.layers:decay"'
+    with built.broken("models/models.toml", entry, f'{entry}\nfrontend = "arrays"'):
+        built.build()
+        assert users()["StagecExport models.decay"] == "arrays"
+        assert edited("serve") == []
+        assert edited("arrays") == [("StagecExport", "models.decay")]
+
+
 @pytest.mark.parametrize("options", [(), ALONE], ids=["as it is", "without a worker"])
 def test_an_action_that_dies_is_told_and_the_worker_goes_on(built: Workspace, options: tuple[str, ...]) -> None:
     with built.broken("models/layers.py", "return jax.nn.gelu(x)", "import os; os.kill(os.getpid(), 11)"):

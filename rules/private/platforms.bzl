@@ -46,6 +46,7 @@ PLANNING = [
     "stagec/core/sizes/bounds.py",
     "stagec/core/sizes/expressions.py",
     "stagec/core/sizes/frozen.py",
+    "stagec/core/sizes/names.py",
     "stagec/core/sizes/partitions.py",
     "stagec/core/sizes/size.py",
     "stagec/core/trees/__init__.py",

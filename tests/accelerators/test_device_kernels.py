@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.deviceless import installed
-from tests.building import build, checked, stagec
+from tests.building import build_model, checked, stagec
 
 pytestmark = installed(
     jax_cuda13_pjrt="jax_plugins.xla_cuda13",
@@ -39,20 +39,14 @@ def layer(x):
 """
 
 
-def made(folder: Path, model: str, manifest: str = MANIFEST) -> Path:
-    (folder / "model.py").write_text(model)
-    (folder / "m.toml").write_text(manifest)
-    return build("m.toml", folder, folder)
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("bundle"), MODEL)
+    return build_model(tmp_path_factory.mktemp("bundle"), MANIFEST, MODEL)
 
 
 @pytest.fixture(scope="module")
 def spilling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("spilling"), SPILLS)
+    return build_model(tmp_path_factory.mktemp("spilling"), MANIFEST, SPILLS)
 
 
 def test_inspect_shows_each_kernel(bundle: Path) -> None:

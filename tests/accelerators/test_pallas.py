@@ -31,7 +31,7 @@ if platform == "tpu":
 else:
     from stagec.frontends.jax import kernels
     from stagec.hardware import catalog
-    described = kernels.Device.of(catalog.target(topology).jax_device())
+    described = kernels.Device.from_spec(catalog.target(topology).jax_device())
     there = kernels.on(described)
     there.__enter__()
     sharding, platforms = None, (platform,)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.building import build, checked, stagec
+from tests.building import build_model, checked, stagec
 
 MANIFEST = """
 [manifest]
@@ -30,22 +30,16 @@ AFTER = "import jax.numpy as jnp\ndef layer(x, w):\n    return jnp.sort(x @ w, a
 SECOND = '[functions.other]\nentry = "model:layer"\nargs = ["f32[2,4]", "f32[4,6]"]\ntargets = ["cpu-avx2"]\n'
 
 
-def made(folder: Path, model: str, manifest: str = MANIFEST) -> Path:
-    (folder / "model.py").write_text(model)
-    (folder / "m.toml").write_text(manifest)
-    return build("m.toml", folder, folder)
-
-
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    bundle = made(tmp_path_factory.mktemp("before"), BEFORE)
+    bundle = build_model(tmp_path_factory.mktemp("before"), MANIFEST, BEFORE)
     checked("baseline", bundle, bundle.with_name("m.baseline.json"), "--update")
     return bundle.with_name("m.baseline.json")
 
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("grown"), AFTER, MANIFEST + SECOND)
+    return build_model(tmp_path_factory.mktemp("grown"), MANIFEST + SECOND, AFTER)
 
 
 def test_a_metric_is_a_line_in_a_stable_order(before: Path) -> None:

@@ -19,7 +19,7 @@ from stagec.hardware import x86
 from stagec.patches import another_cpu, cpuid, known_builds, machine_code
 from stagec.pjrt import host
 from tests.building import stagec
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 MODEL = """
 import jax, jax.numpy as jnp, numpy as np

@@ -1,7 +1,7 @@
 """Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give.
 
 Modules: `bundle/stripping.py`, `cli/actions/golden.py`, `cli/strip.py`, `frontends/jax/evaluation.py`,
-`frontends/golden.py`, `checking/golden.py`.
+`frontends/golden_arrays.py`, `checking/golden.py`.
 """
 
 import json

@@ -114,7 +114,7 @@ def _entries(spec: Any) -> Any:
 
 
 def _axes(mesh: Any) -> list[tuple[str, int, str]]:
-    described = Mesh.of(mesh)
+    described = Mesh.from_jax(mesh)
     return list(zip(described.axis_names, described.axis_sizes, described.axis_types, strict=True))
 
 

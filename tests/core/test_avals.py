@@ -1,16 +1,19 @@
 """The short notation of avals, and the dimension expressions in it.
 
-Modules: `core/sizes/frozen.py`.
+Modules: `core/sizes/frozen.py`, `core/sizes/names.py`.
 """
 
 import copy
 import operator
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, given, strategies as st
 
+from stagec.core.sizes import names
 from stagec.core.sizes.avals import (
     DTYPES,
     NOT_EXPORTABLE,
@@ -20,7 +23,8 @@ from stagec.core.sizes.avals import (
     evaluate_shape,
     parse_aval,
 )
-from stagec.core.sizes.size import DimensionError, canonical_dimension, evaluate, parse, parse_constraint
+from stagec.core.sizes.size import FUNCTIONS, DimensionError, canonical_dimension, evaluate, parse, parse_constraint
+from tests.building import COMPILER
 
 EXAMPLE = 'write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)'
 
@@ -258,3 +262,28 @@ def test_what_keys_have_does_not_change(value: object, field: str) -> None:
         delattr(value, field)
     assert copy.deepcopy(value) == pickle.loads(pickle.dumps(value)) == value
     assert len({value, copy.copy(value)}) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["batch", "_n", "n1", "N", "_", "1n", "max", "mod", "lambda", "a b", "a.b", "n\u00e9", ""]
+)
+def test_a_name_alone_is_what_the_parser_takes_for_one(text: str) -> None:
+    try:
+        parsed = parse(f"{text}+0")  # not a name alone, so it is parsed
+    except DimensionError:
+        assert not names.is_name(text)
+    else:
+        assert names.is_name(text) == (str(parsed) == text)
+    assert {*names.FUNCTIONS} == {*FUNCTIONS}
+
+
+def test_sizes_that_are_names_need_no_parser() -> None:
+    script = """
+import sys
+from stagec.core.sizes.avals import dimension_variables, evaluate_shape, parse_aval
+shape = parse_aval("f32[batch,64]").shape
+print(dimension_variables(shape), evaluate_shape(shape, {"batch": 2}), "stagec.core.sizes.size" in sys.modules)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env={"PYTHONPATH": str(COMPILER)}, capture_output=True, text=True, check=True)
+    assert done.stdout == "('batch',) (2, 64) False\n"

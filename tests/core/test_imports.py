@@ -111,8 +111,8 @@ def test_what_it_knows_of(folder: str, name: str, known: bool) -> None:
         ("../another/x", False),
     ],
 )
-def test_which_places_it_knows_of(path: str, known: bool) -> None:
-    assert looked_for("models.net").has_place(path) == known
+def test_which_paths_it_knows_of(path: str, known: bool) -> None:
+    assert looked_for("models.net").has_path(path) == known
 
 
 def test_it_is_the_same_text_for_the_same() -> None:

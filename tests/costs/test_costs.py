@@ -151,7 +151,7 @@ def test_a_convolution_backwards() -> None:
     assert counted(backward, *shapes)["flops"] == pytest.approx(3 * counted(forward, *shapes)["flops"], rel=0.05)
 
 
-def test_places_of_a_window() -> None:
+def test_positions_of_a_window() -> None:
     draw = random.Random(0)
     for _ in range(300):
         input_, kernel, output = draw.randrange(1, 12), draw.randrange(1, 6), draw.randrange(1, 12)
@@ -163,7 +163,7 @@ def test_places_of_a_window() -> None:
         )
         reached = [place * stride + at * by - low for place in range(output) for at in range(kernel)]
         inside = sum(at % spread == 0 and 0 <= at // spread < input_ for at in reached)
-        assert operations._places(input_, kernel, output, stride, low, spread, by) == inside
+        assert operations._positions(input_, kernel, output, stride, low, spread, by) == inside
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import stagec
 from stagec.manifest.values import read_constraint
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 MODEL = """
 import functools

@@ -23,7 +23,7 @@ import safetensors.numpy
 from stagec.core.messages.errors import StagecError
 from stagec.frontends.common import checkpoints, msgpack_headers
 from tests.building import COMPILER, action_environment, stagec
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 from stagec.core.sizes.avals import DTYPES
 from stagec.stages.exported import Exported
 from stagec.stages.lowering import lower_exported
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 JAX = """
 import copy

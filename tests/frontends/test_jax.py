@@ -22,7 +22,7 @@ from stagec.core.builds.specs import to_json
 from stagec.frontends.common import user_code
 from stagec.stages.exported import Exported
 from tests.building import action_environment, build, checked, stagec
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 MODEL = '''\
 """A model."""

@@ -21,7 +21,7 @@ from stagec.pjrt import packages
 from stagec.stages.exported import Exported
 from tests.accelerators import kernels as model
 from tests.building import ROOT, action_environment, stagec as run_stagec
-from tests.frontends.exporting import spec
+from tests.frontends.workspace import spec
 
 F32 = "f32[256,256]"
 BF16 = "bf16[256,128]"
@@ -142,7 +142,7 @@ def test_what_jax_is_told_is_what_the_hardware_has() -> None:
     def told(target: str, **changes: Any) -> Any:
         found: TargetSpec = dataclasses.replace(catalog.target(target), **changes)
         described = found.jax_device()
-        return described and kernels.Device.of(described)
+        return described and kernels.Device.from_spec(described)
 
     assert told("cpu-avx2") is None
     assert told("v5e:2x2") == kernels.Device("tpu", "TPU v5 lite", 1)

@@ -20,7 +20,7 @@ from stagec.core.trees.nodes import Fields
 from stagec.pjrt import custom_calls
 from stagec.stages.exported import Exported
 from tests.building import ROOT, stagec
-from tests.frontends import exporting
+from tests.frontends import workspace as small
 
 MODEL = """\
 import collections
@@ -208,7 +208,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def export(workspace: Path, changes: Mapping[str, Any]) -> tuple[int, str, bytes]:
     """Return exit status, stderr and the artifact (b"" when there is none)."""
-    status, stderr, output = exporting.export(workspace, exporting.spec(**changes))
+    status, stderr, output = small.export(workspace, small.spec(**changes))
     return status, stderr, output.read_bytes() if output.exists() else b""
 
 
@@ -529,7 +529,7 @@ def test_bytecode_and_portable_artifacts_are_modules_too(workspace: Path) -> Non
 def test_a_stablehlo_module_needs_no_jax(workspace: Path) -> None:
     (workspace / "jax.py").write_text("raise ImportError('jax was imported')\n")
     try:
-        (workspace / "f.spec").write_text(to_json(exporting.spec(entry="scale.mlir")))
+        (workspace / "f.spec").write_text(to_json(small.spec(entry="scale.mlir")))
         arguments = ("action", "export", "--json", "--spec", "f.spec", "--output", "f.exported", "--import-root", ".")
         done = stagec(*arguments, cwd=workspace, env={"PYTHONSAFEPATH": ""})
     finally:

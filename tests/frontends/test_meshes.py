@@ -11,7 +11,7 @@ import pytest
 
 from stagec.stages.exported import Exported
 from tests.building import action_environment
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 MODELS = {
     "jax": """

@@ -21,7 +21,7 @@ from stagec.core.messages.errors import StagecError
 from stagec.core.trees.keyed import Keyed
 from stagec.core.trees.nodes import Fields
 from stagec.core.trees.tree import Tree
-from tests.frontends import exporting
+from tests.frontends import workspace as small
 from tests.zoo.nodes import Dial, Gauge, Table, Unit
 
 VECTOR = np.arange(3, dtype=np.float32)
@@ -268,7 +268,7 @@ def test_a_manifest_with_trees_that_no_artifact_holds(tmp_path: Path, levels: in
         f"def avals(): return nested({levels}, numpy.ones(3, numpy.float32)),\n"
         f"def f(x): return nested({result}, x)\n"
     )
-    status, said, _ = exporting.export(tmp_path, exporting.spec(entry="model:f", args=[], avals="model:avals"))
+    status, said, _ = small.export(tmp_path, small.spec(entry="model:f", args=[], avals="model:avals"))
     where, what = ("functions.f.avals", "model:avals returned") if levels else ("functions.f", "the result has")
     assert (status, said) == (
         2,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stagec.pjrt import custom_calls
 from tests.building import action_environment
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 SPARSE = """
 from jax.experimental import sparse

@@ -15,7 +15,7 @@ import pytest
 
 import stagec
 from tests import building
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 MODEL = """\
 import os

@@ -12,7 +12,7 @@ import pytest
 import stagec
 import stagec_arrays.numpy
 from stagec.stages.exported import Exported
-from tests.frontends.exporting import export, spec
+from tests.frontends.workspace import export, spec
 
 MODELS = {
     "jax": "import jax\nimport jax.numpy as np\nfrom jax import ShapeDtypeStruct\n",

@@ -22,7 +22,7 @@ from jaxlib import xla_client
 
 import stagec
 from stagec.loader.jax_calls import JaxCalls
-from tests.building import COMPILER, ROOT, build
+from tests.building import COMPILER, ROOT, build_model
 
 MANIFEST = """
 [manifest]
@@ -82,9 +82,7 @@ RATE = np.float32(0.5)
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jax_calls")
-    (folder / "m.toml").write_text(MANIFEST)
-    (folder / "model.py").write_text(MODEL)
-    return build("m.toml", folder, folder)
+    return build_model(folder, MANIFEST, MODEL)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 import stagec
 import stagec.jax
-from tests.building import ROOT, build
+from tests.building import ROOT, build_model
 
 MANIFEST = """
 [manifest]
@@ -115,9 +115,7 @@ X = RNG.random((3, 5, 6), np.float32)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jax_functions")
-    (folder / "m.toml").write_text(MANIFEST)
-    (folder / "model.py").write_text(MODEL)
-    build("m.toml", folder, folder)
+    build_model(folder, MANIFEST, MODEL)
     return folder
 
 

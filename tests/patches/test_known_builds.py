@@ -185,7 +185,7 @@ def test_a_library_whose_messages_are_others(
     assert str(caught.value).endswith(refused)
 
 
-def test_a_library_that_detects_the_host_in_two_places(tmp_path: Path) -> None:
+def test_a_library_that_detects_the_host_twice(tmp_path: Path) -> None:
     """As one with two LLVMs would: it is not known which of them compiles."""
     path = Path(shutil.copy(probe.library("cpu"), tmp_path))
     with elf.opened(path) as file:

@@ -18,7 +18,7 @@ from jaxlib import _jax
 
 import stagec
 from stagec.pjrt import dispatch
-from tests.building import COMPILER, build
+from tests.building import COMPILER, build_model
 
 MANIFEST = """
 [manifest]
@@ -48,9 +48,7 @@ FINE = np.array([1, 1, 1, 1 + 2**-40])
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dispatch")
-    (folder / "m.toml").write_text(MANIFEST)
-    (folder / "model.py").write_text(MODEL)
-    return build("m.toml", folder, folder)
+    return build_model(folder, MANIFEST, MODEL)
 
 
 @pytest.fixture

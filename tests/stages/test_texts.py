@@ -30,7 +30,7 @@ def texts(zoo: Path, name: str, out: Path, env: dict[str, str] | None = None) ->
     return {kind: (out / kind).read_text() for kind in KINDS}
 
 
-def test_texts_are_of_one_bucket_and_hold_no_places(zoo: Path, tmp_path: Path) -> None:
+def test_texts_are_of_one_bucket_and_hold_no_locations(zoo: Path, tmp_path: Path) -> None:
     found = texts(zoo, "zoo.mlp.cpu.batch4", tmp_path)
     with mlir.make_context():
         assert ir.Module.parse(found["stablehlo"]).operation.verify()

@@ -1,7 +1,7 @@
 """What a model that wants to do harm can do in a worker, as root and as an ordinary user. It may be native code.
 
 Modules: `worker/filters.py`, `worker/isolation.py`, `worker/landlock.py`, `worker/namespaces.py`, `worker/outputs.py`,
-`worker/place.py`, `worker/root.py`, `worker/syscalls.py`.
+`worker/jail.py`, `worker/root.py`, `worker/syscalls.py`.
 """
 
 import contextlib

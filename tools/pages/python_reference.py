@@ -15,7 +15,7 @@ from pathlib import Path
 import griffe
 
 _INTERNAL = {
-    "CannotCompile.of",
+    "CannotCompile.from_error",
     "Exported.interface",
     "Function.add_variant",
     "Function.shapes_of",

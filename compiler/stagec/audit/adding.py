@@ -67,6 +67,8 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
                 wanted.append(_Wanted(f"{name}.jaxlib-{jaxlib}", artifact, described, spec_of(described)))
             except ValueError as error:
                 problems.append(Problem(archive.path, name, str(error), _OTHERS))
+    # A machine with that jaxlib runs only what the first signature covers, and this would change it
+    # (`bundle/additions.py`).
     if wanted and jaxlib in index.jaxlibs(first):
         what = f"it was built with executables of jaxlib {jaxlib}, and lacks some: an addition is of a new jaxlib"
         problems.append(Problem(archive.path, "", what, "name it in the manifest for all targets, and build again"))
@@ -84,6 +86,7 @@ _OTHERS = "name the targets that can be compiled: --target NAME"
 
 def _missing(function: Mapping[str, Any], jaxlib: str, targets: Collection[str]) -> list[Mapping[str, Any]]:
     """Return the newest executable of a function for each target and bucket without one of this jaxlib."""
+    # Of several releases, the newest says what to compile: its description is nearest to the new one's.
     newest = {index.key_of(entry)[:2]: entry for entry in sorted(function["executables"], key=index.order)}
     here = {index.key_of(entry)[:2] for entry in function["executables"] if entry["versions"]["jaxlib"] == jaxlib}
     return [entry for key, entry in newest.items() if key not in here and (not targets or entry["target"] in targets)]

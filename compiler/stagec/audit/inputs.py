@@ -108,6 +108,7 @@ def _planned(
 
     @functools.cache
     def traced(name: str) -> tuple[bytes, bytes, bytes]:
+        # Only those that this function names: JAX imports every plugin that it finds, and the trace could depend on it.
         needed = [str(plugins[platform]) for platform in exports[name].plugins if platform in plugins]
         return _trace(exports[name], roots, lambda words: command(words, [*(packages or sys.path), *needed]))
 

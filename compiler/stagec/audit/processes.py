@@ -41,8 +41,8 @@ def processes(description: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     each = len(ids) // topology.slices
     hosts = [
-        topology.host_of(tuple(map(int, place.split(","))), number // each)
-        for number, place in enumerate(assignment["coords"])
+        topology.host_of(tuple(map(int, coords.split(","))), number // each)
+        for number, coords in enumerate(assignment["coords"])
     ]
     abi = description["abi"]
     return {
@@ -68,8 +68,8 @@ def _parts(array: Mapping[str, Any], mesh: Mapping[str, int], hosts: Sequence[in
     if {name for axes in split for name in axes} - mesh.keys() or len(split) != len(shape):
         raise ValueError(f"{array['path']} is split over {split}, and the mesh is {dict(mesh)}")
     held: dict[Ranges, list[int]] = {}
-    for place, host in zip(itertools.product(*map(range, mesh.values())), hosts, strict=True):
-        at = dict(zip(mesh, place, strict=True))
+    for coords, host in zip(itertools.product(*map(range, mesh.values())), hosts, strict=True):
+        at = dict(zip(mesh, coords, strict=True))
         ranges = []
         for size, axes in zip(shape, split, strict=True):
             number, count = 0, 1

@@ -88,6 +88,7 @@ def rebuild(bundle: str, statement: str, root: Path, bazel: Sequence[str], targe
             same = _digest(made) == archive.sha256()
             text = "" if same else comparison.as_text(comparison.compare(bundle, str(made)))
         finally:
+            # Else the server of a folder that is gone would stay for its minute, with its memory.
             subprocess.run([*command, "shutdown"], cwd=root, check=False, capture_output=True)
     lines = _made_from(build, json.loads(own)["predicate"]["buildDefinition"])
     return Rebuilt(same, len(archive.index["members"]), text, lines, own if same else b"")
@@ -104,6 +105,7 @@ def _read(bundle: str, statement: str) -> tuple[Archive, dict[str, Any]]:
             raise StagecError(
                 Problem(statement, "", "it does not say how the bundle was built", "give the .intoto.json")
             )
+        # Before anything is built: a build takes minutes, and a statement about another bundle would blame the sources.
         signed.check(archive, statement, archive.sha256())
     given = strict_json.parse(payload, _LARGEST)  # Statement.read has looked at the rest
     try:

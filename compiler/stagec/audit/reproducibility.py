@@ -112,22 +112,20 @@ def reproduce(
     exports: Sequence[Export],
     executables: Sequence[Executable],
     roots: Sequence[str],
-    arguments: Sequence[str] = (),
     plugins: Mapping[str, Path] | None = None,
     progress: Progress | None = None,
     retrace: bool = True,
 ) -> tuple[list[str], int]:
     """Build every artifact twice; return (the differences by artifact; the number of compared artifacts).
 
-    roots: import roots. arguments: the words that start stagec (default: this interpreter and package).
-    plugins: platform -> folder of packages. Compiling for the platform may import them, and so may tracing a function
-    whose spec names it. No other trace may see them, because JAX imports the plugins that it finds.
+    roots: import roots. plugins: platform -> folder of packages. Compiling for the platform may import them, and so may
+    tracing a function whose spec names it. No other trace may see them, because JAX imports the plugins that it finds.
     progress: counts each build as a step. retrace: whether to build `exports` again, and not only their executables.
     Raises StagecError when a build fails.
     """
     progress = progress or Progress("reproduce")
     traced = exports if retrace else ()
-    command = [*(arguments or (sys.executable, "-B", "-s", "-S", str(actions.ENTRY)))]
+    command = [sys.executable, "-B", "-s", "-S", str(actions.ENTRY)]
     differences: list[str] = []
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         outs = []
@@ -199,8 +197,8 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
         for *others, last in zip(*every, strict=True):
             if len({str(constant.attributes["value"]) for constant in others}) > 1:
                 users = " ".join(str(use.owner.location) for use in last.results[0].uses)
-                place = re.search(r'"([^"]+)":(\d+)', users)
-                where = f", of {place[1]}:{place[2]}," if place else ""
+                line = re.search(r'"([^"]+)":(\d+)', users)
+                where = f", of {line[1]}:{line[2]}," if line else ""
                 lines.append(f"the constant {last.results[0].type}{where} was computed to other numbers")
         built, first, _ = (file.read_bytes() for file in (artifact.exported, *copies))
         if lines and built == first:

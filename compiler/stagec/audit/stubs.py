@@ -67,7 +67,7 @@ def stub(archive: Archive, module: str) -> str:
     }
     parts = []
     for function, calls in functions.items():
-        given = [types.of(f"{names[function]}_result", call.out_tree, list(call.out_avals)) for call in calls]
+        given = [types.type_of(f"{names[function]}_result", call.out_tree, list(call.out_avals)) for call in calls]
         signatures = list(zip(calls, taken[function], given, strict=True))
         parts.append(
             _function(names[function], [method for row in signatures for method in _methods(*row, len(calls))])
@@ -88,13 +88,13 @@ class _Method(NamedTuple):
 def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int) -> Iterator[_Method]:
     """Yield the ways of calling one signature: without the bound arguments, and with them.
 
-    types: of each argument, by its place. signatures: the number of the function's.
+    types: of each argument, by its path. signatures: the number of the function's.
     """
     by_position = [argument for argument in call.arguments if not argument.by_keyword]
     fewer = [argument for argument in by_position if not call.may_be_left_out(argument)]
     by_keyword = [argument for argument in call.arguments if argument.by_keyword]
     named = [
-        f"{argument.name}: {types[argument.place]}{' = ...' * call.may_be_left_out(argument)}"
+        f"{argument.name}: {types[argument.path]}{' = ...' * call.may_be_left_out(argument)}"
         for argument in by_keyword
         if _is_name(argument.name)
     ]
@@ -104,7 +104,7 @@ def _methods(call: Call, types: Mapping[str, str], result: str, signatures: int)
         if _is_name(name)
     ]
     for positional in [fewer, by_position] if fewer != by_position else [by_position]:
-        words = ["self", *(f"{name}: {types[argument.place]}" for name, argument in _named(positional))]
+        words = ["self", *(f"{name}: {types[argument.path]}" for name, argument in _named(positional))]
         words += ["/"] if positional else []
         words += ["*", *named] if named else []
         passed = [*(argument.name for argument in by_keyword), *call.static]
@@ -181,17 +181,17 @@ class _Types:
         return name
 
     def arguments(self, function: str, call: Call) -> dict[str, str]:
-        """Return the type of each argument of a call, by its place."""
+        """Return the type of each argument of a call, by its path."""
         types_of = {}
         for argument in call.arguments:
             avals = [call.in_avals[leaf] for leaf in argument.leaves]
             scalar = argument.tree.kind == "leaf" and not physical(avals[0]).shape
-            types_of[argument.place] = (
-                _scalar(avals[0]) if scalar else self.of(f"{function}_{argument.name}", argument.tree, avals, True)
+            types_of[argument.path] = (
+                _scalar(avals[0]) if scalar else self.type_of(f"{function}_{argument.name}", argument.tree, avals, True)
             )
         return types_of
 
-    def of(self, name: str, tree: Tree, avals: list[Aval], argument: bool = False) -> str:
+    def type_of(self, name: str, tree: Tree, avals: list[Aval], argument: bool = False) -> str:
         """Return the type of a tree with these leaves, and declare it if it has no name yet.
 
         argument: whether it is passed: objects of the model's own types are taken, by their fields.
@@ -235,22 +235,22 @@ class _Types:
 
     def _keyed(self, name: str, tree: Tree, keyed: Keyed, children: Sequence[tuple[str, str]], argument: bool) -> str:
         """Return the type of a node with key entries: of its plain container, or of an object."""
-        places, container = tree.stand_in(keyed)
-        shown = [children[i] for i in places]
+        numbers, container = tree.stand_in(keyed)
+        shown = [children[i] for i in numbers]
         kinds = [kind for kind, _ in shown]
-        keys = [keyed.keys[i] for i in places] if keyed.keys is not None else []
+        keys = [keyed.keys[i] for i in numbers] if keyed.keys is not None else []
         if container is tuple:
             plain = f"tuple[{', '.join(kinds) or '()'}]"
         elif container is list:
             plain = f"list[{' | '.join(dict.fromkeys(kinds))}]"
         elif all(isinstance(key, str) for key in keys):
             entries = list(map(_entry, tree.children, children))
-            rows = [(key, entries[i] if i in places else _LEFT_OUT) for i, key in enumerate(keyed.keys or ())]
+            rows = [(key, entries[i] if i in numbers else _LEFT_OUT) for i, key in enumerate(keyed.keys or ())]
             plain = self._dict(name, [(key, kind) for key, kind in rows if isinstance(key, str)])
         else:
             plain = _dict_of(keys, kinds)
         has_fields = argument and keys and all(isinstance(entry, str) for entry in keyed.entries or ())
-        wanted = [keyed.keys[i] for i in places if tree.children[i].num_leaves] if keyed.keys is not None else []
+        wanted = [keyed.keys[i] for i in numbers if tree.children[i].num_leaves] if keyed.keys is not None else []
         return f"{plain} | {self._object(name, wanted) if has_fields else 'Any'}"
 
     def _dict(self, name: str, rows: Sequence[tuple[str, tuple[str, str]]]) -> str:

@@ -33,7 +33,7 @@ class CannotCompile(ValueError):
             self.add_note(write)
 
     @staticmethod
-    def of(error: StagecError) -> CannotCompile:
+    def from_error(error: StagecError) -> CannotCompile:
         """Return the first problem of a target as this error."""
         problem = error.problems[0]
         return CannotCompile(problem.what, problem.key, problem.write)

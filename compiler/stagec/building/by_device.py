@@ -22,6 +22,7 @@ def write(by_kind: Mapping[str, bytes]) -> bytes:
     """Return the bytes of the file. found: serialized `Exported` by the kind of device that it is for."""
     if not by_kind:
         return b""
+    # Devices that JAX lowers alike share a member.
     numbers = {serialized: number for number, serialized in enumerate(dict.fromkeys(by_kind.values()))}
     members = {f"{number}.exported": serialized for serialized, number in numbers.items()}
     names = {kind: f"{numbers[serialized]}.exported" for kind, serialized in by_kind.items()}

@@ -143,6 +143,8 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
     except CannotCompile as error:
         raise problem(error, spec) from error
     target, arguments = fields(spec.target), range(len(lowered.flat_in_avals))
+    # A target's name is in no bytes of an executable: two names for one device must not look like a reason to build
+    # again. The other two have a row for each of their entries.
     shown_otherwise = ("name", "compiler_options", "figures")
     paths = [*map(argument_path, lowered.in_tree.paths()), *lowered.out_tree.paths("result")]
     avals = zip(paths, (*lowered.flat_in_avals, *lowered.flat_out_avals), strict=True)
@@ -210,5 +212,6 @@ def _names(exported: Exported, lowered: Lowered) -> list[str]:
     JAX stores this name in the module; without it, "args[0]['w']".
     """
     paths = list(exported.in_tree.paths())
+    # The module lists only arguments that it uses, so a name belongs to one of `kept_var_idx`.
     stored = mlir.argument_names(exported.mlir_module_serialized, len(lowered.kept_var_idx))
     return [name or argument_path(paths[i]) for name, i in zip(stored, lowered.kept_var_idx, strict=True)]

@@ -33,7 +33,7 @@ def describe(
     spec: the function's spec. serialized: the artifact.
     versions: of jax, of stagec, and of everything else that tracing imported.
     constants: its large ones, each with "name", "aval" and "bytes".
-    bound: the places of the arguments that the manifest binds to weights: name there -> `args[0]`.
+    bound: the paths of the arguments that the manifest binds to weights: name there -> `args[0]`.
     parameters: names of the function's parameters, as a `Call` has them.
     """
     exported = Exported.deserialize(serialized)
@@ -69,7 +69,7 @@ def _cut(static: str, longest: int = 200) -> tuple[str, bytes]:
 
 
 def _donated(spec: FunctionSpec, exported: Exported, parameters: Sequence[str]) -> list[str]:
-    """Return the places of the donated arguments, whose buffers a call consumes: `args[0]`."""
+    """Return the paths of the donated arguments, whose buffers a call consumes: `args[0]`."""
     call = Call("", exported.in_tree, exported.in_avals, exported.out_tree, exported.out_avals, parameters)
     given_away = {*spec.donate_argnames, *(f"args[{number}]" for number in spec.donate_argnums)}
-    return [argument.place for argument in call.arguments if given_away & {argument.name, argument.place}]
+    return [argument.path for argument in call.arguments if given_away & {argument.name, argument.path}]

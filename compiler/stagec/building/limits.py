@@ -40,6 +40,7 @@ def exceeded(
     description, program = compiled.description, compiled.as_text()
     limits, analysis = spec.limits, description.analysis
     peak = analysis["peak_bytes"]
+    # The manifest does not set the memory of a device, so it cannot allow an unknown peak: then there is no check.
     if hardware.memory is not None and peak != UNKNOWN and peak > hardware.memory:
         most = in_bytes(hardware.memory)
         what = f"peak memory {in_bytes(peak)} is over the {most} that one {hardware.device_kind} has"
@@ -50,6 +51,7 @@ def exceeded(
         name = _NAMES.get(key, key.rpartition(".")[2])
         if metric == UNKNOWN and limits.allow_unknown:
             continue
+        # Over the limit: a limit that passes because nobody could count protects nobody.
         if metric == UNKNOWN:
             counted = [] if key == "peak_memory" else analysis["unknown"]
             if key in KERNEL_METRICS:

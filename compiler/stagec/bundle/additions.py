@@ -96,6 +96,7 @@ def bases(archive: Archive) -> list[Base]:
         data, sizes = archive.read(base["index"], LARGEST), {n: entry["bytes"] for n, entry in index["members"].items()}
         sizes[FUNCTIONS] = sizes[base["functions"]]
         before = read_index(data, bundle_index.check, f"{archive.path}: {base['index']}", sizes)
+        # The lines of functions then, and not now: each addition writes that member again.
         before = {**before, "functions": archive.functions(before, base["functions"])}
         added = _added(before, index)
         changed = _changed(before, index, encoded, added)
@@ -156,6 +157,7 @@ def _fault(base: Base, served: Collection[str]) -> str:
     if len(jaxlibs) != 1:
         return f"it has those of {shown(', '.join(sorted(jaxlibs)) or 'none')}"
     for name, entries in base.added.items():
+        # Without the jaxlib, the last of three: an addition is for what was there, by another release.
         there = {bundle_index.key_of(entry)[:2] for entry in base.index["functions"][name]["executables"]}
         for entry in entries:
             if bundle_index.key_of(entry)[:2] not in there:

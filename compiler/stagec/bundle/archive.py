@@ -154,6 +154,8 @@ def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
     _check_names([*members])
     if len(members) > MOST_MEMBERS:
         raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
+    # Sizes and checksums stand before the data, where a zip has them, so files are read once for these and once to be
+    # written: a stream with sizes after the data would be a second encoding.
     placed, directory = _layout(
         (name, zlib.crc32(data) if isinstance(data, bytes | memoryview) else data.crc, len(data))
         for name, data in members.items()
@@ -217,10 +219,13 @@ def read_index(data: bytes, check: Callable[[Any], None], path: str, sizes: Mapp
             raise ValueError("expected an object")
         strict_json.check_format(index, FORMAT, _build_again(index))
         _MEMBERS(index.get("members"))
+        # The sizes come from the directory of the file, so each member must be there before they are put in.
         if not index["members"].keys() <= sizes.keys():
             raise LoadError("digest", f"{path}: the index does not list the members that the file has")
         index["members"] = {name: {"sha256": sha, "bytes": sizes[name]} for name, sha in index["members"].items()}
         check(index)
+        # One spelling: else two files with one meaning would have two digests, and readers that take the first or the
+        # last of two equal keys would disagree.
         if encode_index(index) != data:
             raise ValueError("it is not spelled as stagec writes it")
     except ValueError as error:
@@ -437,6 +442,7 @@ class Archive:
             raise LoadError("digest", f"{self.path}: the index does not list the members that the file has")
         digests: dict[str, str] = {}
         for name, entry in listed.items():
+            # A bundle is a function of its parts: the same bytes once, under one name.
             other = digests.setdefault(entry["sha256"], name)
             if other != name:
                 raise LoadError("format", f"{self.path}: {INDEX}: {other} and {name} are the same, and stored twice")
@@ -474,6 +480,7 @@ def _check_names(names: Sequence[str]) -> None:
         raise ValueError(f"{name[:LONGEST_NAME]!r} is not a name for a member")
     if len({*names}) < len(names):
         raise ValueError(f"{Counter(names).most_common(1)[0][0]} appears twice")
+    # Unpacked, a file and a folder of one name cannot be.
     folders = sorted(f"{name}/" for name in names) if "/" in "".join(names) else ()
     # The names below a folder come right after it.
     for folder, other in itertools.pairwise(folders):

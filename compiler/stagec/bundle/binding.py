@@ -36,21 +36,21 @@ class Bindings(Generic[Array]):
         self._problems: list[Problem] = []
         self._claimed: dict[tuple[str, str], tuple[FunctionSpec, str]] = {}
 
-    def of(self, spec: FunctionSpec, description: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def entries(self, spec: FunctionSpec, description: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the index's entry for the bound arguments of a function: the weight of each leaf.
 
         description: of the exported artifact; it says where the arguments are. Faults are kept for `check`.
         """
-        places = description["bound"]
+        paths = description["bound"]
         bound: list[dict[str, Any]] = []
         for argument, source in spec.bind.items():
-            if argument not in places:
+            if argument not in paths:
                 what = "the description of the exported artifact does not say which argument this is"
                 self._report(spec, argument, what, "give the description that was written with the artifact")
             elif source["file"] not in self._files:
                 self._report(spec, argument, f"no weights {source['file']} are given", "give them with --weights")
             else:
-                bound += self._of_argument(spec, argument, description, places[argument])
+                bound += self._of_argument(spec, argument, description, paths[argument])
         return sorted(bound, key=lambda entry: entry["leaf"])
 
     def check(self, only_used: bool = True) -> None:
@@ -68,10 +68,10 @@ class Bindings(Generic[Array]):
             raise StagecError(*self._problems)
 
     def _of_argument(
-        self, spec: FunctionSpec, argument: str, description: Mapping[str, Any], place: str
+        self, spec: FunctionSpec, argument: str, description: Mapping[str, Any], path: str
     ) -> Iterator[dict[str, Any]]:
         file, prefix = spec.bind[argument]["file"], spec.bind[argument]["prefix"]
-        leaves = _leaves(Tree.from_json(description["in_tree"]), place)
+        leaves = _leaves(Tree.from_json(description["in_tree"]), path)
         if "" in leaves:  # the argument is one array, and has no path
             wanted = {prefix or argument: leaves[""]}
         else:
@@ -102,12 +102,12 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def _leaves(in_tree: Tree, place: str) -> dict[str, int]:
-    """Return the name of each leaf of the argument at `place`, and its number among all; an array is named ""."""
+def _leaves(in_tree: Tree, path: str) -> dict[str, int]:
+    """Return the name of each leaf of the argument at `path`, and its number among all; an array is named ""."""
     first = 0
     for top, which in zip(in_tree.children, ("args", "kwargs"), strict=True):
         for key, argument in zip(top.child_names(), top.children, strict=True):
-            if place == (f"args[{key}]" if which == "args" else f"kwargs[{key!r}]"):
+            if path == (f"args[{key}]" if which == "args" else f"kwargs[{key!r}]"):
                 return {".".join(names): first + i for i, names in enumerate(argument.names())}
             first += argument.num_leaves
     return {}

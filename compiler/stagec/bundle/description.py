@@ -84,7 +84,7 @@ class DeviceAssignment(NamedTuple):
     def to_plain(self) -> dict[str, Any]:
         """Return the JSON form; coordinates are strings such as "0,1,0,0", a line for each."""
         values = {name: list(value) for name, value in self._asdict().items()}
-        return {**values, "coords": [",".join(map(str, place)) for place in self.coords]}
+        return {**values, "coords": [",".join(map(str, device)) for device in self.coords]}
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> DeviceAssignment:

@@ -23,7 +23,7 @@ from stagec.core.trees import json_shapes
 
 Check: TypeAlias = Literal["load", "use", "never"]
 """When to compare the digest of a file: before anything else, before the first use of an array, or never."""
-Place: TypeAlias = tuple[int, int]
+ByteRange: TypeAlias = tuple[int, int]
 """Where an array is in a file: its start and its size, in bytes."""
 ALIGNMENT = 64
 """A CPU uses an array without a copy, if its address is a multiple of this many bytes."""
@@ -31,7 +31,7 @@ _COPIED_IN_SILENCE = 64 << 20
 """Bytes of a file that may be copied without a warning."""
 _LARGEST = 2**28
 """Bytes of a description (256 MiB): more than the largest header of a safetensors file takes."""
-_DESCRIPTION = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int, "arrays": {...: index.PLACE}})
+_DESCRIPTION = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int, "arrays": {...: index.IN_FILE}})
 
 
 class Outside(NamedTuple):
@@ -82,18 +82,18 @@ def copied(arrays: Mapping[str, Mapping[str, Any]]) -> str:
 
 def read_once(
     file: RegularFile,
-    places: Iterable[Place],
-    take: Callable[[Place, int, memoryview], object],
+    ranges: Iterable[ByteRange],
+    take: Callable[[ByteRange, int, memoryview], object],
     head: bytes = b"",
 ) -> str:
     """Read a file piece by piece, give `take` the bytes of its arrays, and return the SHA-256 (hex) of the same bytes.
 
-    take: gets the place of an array, an offset in it, and the bytes there. head: the start of the file, where it was
+    take: gets the range of an array, an offset in it, and the bytes there. head: the start of the file, where it was
     read before. Raises OSError.
     """
     from concurrent.futures import ThreadPoolExecutor  # a bundle without such files must not wait for it
 
-    state, read, left, begun = hashlib.sha256(head), len(head), deque(sorted(places)), list[Place]()
+    state, read, left, begun = hashlib.sha256(head), len(head), deque(sorted(ranges)), list[ByteRange]()
     with ThreadPoolExecutor(1) as pool:
         for piece in in_pieces(file, read, file.size - read):
             hashed, view, end = pool.submit(state.update, piece), memoryview(piece), read + len(piece)
@@ -124,16 +124,16 @@ class Files:
         self._listed: Mapping[str, Mapping[str, Any]] = index["weights_files"]
         self._archive_path, self._check = archive_path, check
         self._folder = Path(archive_path).parent if folder is None else Path(folder)
-        self._arrays: dict[str, set[Place]] = {}
+        self._arrays: dict[str, set[ByteRange]] = {}
         for entry in index["weights"].values():
             if "file" in entry:
-                place = entry["start"], num_bytes(parse_aval(entry["aval"]))
-                self._arrays.setdefault(entry["file"], set()).add(place)
+                span = entry["start"], num_bytes(parse_aval(entry["aval"]))
+                self._arrays.setdefault(entry["file"], set()).add(span)
         self._opened: dict[str, RegularFile] = {}
         self._checked: set[str] = set()
         self._told: set[str] = set()
         self._mapped: dict[str, memoryview] = {}
-        self._copied: dict[str, Mapping[Place, memoryview]] = {}
+        self._copied: dict[str, Mapping[ByteRange, memoryview]] = {}
         self._lock = threading.Lock()
 
     @staticmethod
@@ -232,21 +232,21 @@ class Files:
             stacklevel=2,
         )
 
-    def _copies(self, name: str, file: RegularFile) -> Mapping[Place, memoryview]:
+    def _copies(self, name: str, file: RegularFile) -> Mapping[ByteRange, memoryview]:
         """Read a file once, piece by piece, and keep only its arrays, each at an address that a CPU can use."""
-        places, at = {}, 0
+        spans, at = {}, 0
         for start, size in sorted(self._arrays[name]):
-            places[start, size] = at
+            spans[start, size] = at
             at += -(-size // ALIGNMENT) * ALIGNMENT
         memory = reading.memory(at)
-        arrays = {(start, size): memory[at : at + size] for (start, size), at in places.items()}
+        arrays = {(start, size): memory[at : at + size] for (start, size), at in spans.items()}
 
-        def take(place: Place, at: int, part: memoryview) -> None:
-            arrays[place][at : at + len(part)] = part
+        def take(span: ByteRange, at: int, part: memoryview) -> None:
+            arrays[span][at : at + len(part)] = part
 
         if read_once(file, arrays, take) != self._listed[name]["sha256"]:
             raise self._refusal([self._other(name, "it changed since, or its sha256 is another")])
-        return {place: view.toreadonly() for place, view in arrays.items()}
+        return {span: view.toreadonly() for span, view in arrays.items()}
 
     def _fault(self, name: str) -> str:
         """Open a file, unless it is, and compare its size; return what is wrong."""

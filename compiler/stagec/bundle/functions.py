@@ -31,6 +31,7 @@ class Functions(Mapping[str, Mapping[str, Any]]):
         """index: as its member has it. read: returns bytes of `FUNCTIONS`, by start and size. path: for messages."""
         self._index, self._read, self._path = index, read, path
         self._listed: Mapping[str, Mapping[str, Any]] = index["functions"]
+        # The end of a line is the start of the next: nothing can lie between two, or belong to both.
         starts = [*(listed["start"] for listed in self._listed.values()), index["members"][FUNCTIONS]["bytes"]]
         self._sizes = {name: end - at for name, (at, end) in zip(self._listed, itertools.pairwise(starts), strict=True)}
         self._entries: dict[str, Mapping[str, Any]] = {}
@@ -54,6 +55,7 @@ class Functions(Mapping[str, Mapping[str, Any]]):
             raise LoadError("digest", f"{self._path}: {what}")
         try:
             written = strict_json.parse(line, LARGEST)
+            # The digest does not say it: it covers any bytes that somebody put there.
             if not isinstance(written, dict) or strict_json.line(written) != line:
                 raise ValueError(f"functions.{name}: it is not spelled as stagec writes it")
             entry = {**{key: listed[key] for key in _LISTED}, **written}
@@ -79,8 +81,8 @@ def split(index: Mapping[str, Any], members: Mapping[str, Mapping[str, Any]]) ->
     listed, lines, start = {}, [], 0
     for name, entry in index["functions"].items():
         line = strict_json.line({key: value for key, value in entry.items() if key not in _LISTED})
-        place = {"start": start, "sha256": hashlib.sha256(line).hexdigest()}
-        listed[name] = {**{key: entry[key] for key in _LISTED}, **place}
+        line_of = {"start": start, "sha256": hashlib.sha256(line).hexdigest()}
+        listed[name] = {**{key: entry[key] for key in _LISTED}, **line_of}
         lines.append(line)
         start += len(line)
     text = b"".join(lines)

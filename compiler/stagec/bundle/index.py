@@ -52,7 +52,7 @@ _EXECUTABLE = {
     "versions": {"jaxlib": str, ...: str},
 }
 _ARRAY = {"member": str, "aval": json_shapes.static_aval}
-PLACE: Mapping[str, Any] = {"start": int, "aval": json_shapes.static_aval}
+IN_FILE: Mapping[str, Any] = {"start": int, "aval": json_shapes.static_aval}
 """Form of an array in a file beside the bundle."""
 INTERFACE: Mapping[str, Any] = {
     "in_tree": json_shapes.tree,
@@ -86,7 +86,7 @@ _FUNCTION = json_shapes.shape(
     }
 )
 _INSIDE = json_shapes.shape(_ARRAY)
-_OUTSIDE = json_shapes.shape({"file": str, **PLACE})
+_OUTSIDE = json_shapes.shape({"file": str, **IN_FILE})
 
 
 def _weight(value: Any) -> None:
@@ -151,9 +151,10 @@ def check(index: Any) -> None:
     files = index["weights_files"]
     for name, weight in index["weights"].items():
         if "file" in weight:
-            _check_place(f"weights.{name}", weight, files)
+            _check_range(f"weights.{name}", weight, files)
         else:
             _check_array(f"weights.{name}", weight, index["members"])
+    # A file that no array comes from would still have to lie beside the bundle, and be read.
     unused = sorted(files.keys() - {weight.get("file") for weight in index["weights"].values()})
     if unused:
         raise ValueError(f"weights_files: no array comes from {unused[0]}")
@@ -260,7 +261,7 @@ def _check_array(where: str, array: Mapping[str, Any], members: Mapping[str, Any
         raise ValueError(f"{where}: {array['aval']} takes {count:,} bytes, and the member has others")
 
 
-def _check_place(where: str, array: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def _check_range(where: str, array: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     _check_named(f"{where}.file", array["file"], files, "file")
     end = array["start"] + num_bytes(parse_aval(array["aval"]))
     if end > files[array["file"]]["bytes"]:
@@ -282,6 +283,7 @@ def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, 
     for top in tree.children:
         for argument in top.children:
             end = first + argument.num_leaves
+            # A caller passes an argument or leaves it out: there is no way to pass half of one.
             if bisect_left(leaves, end) - bisect_left(leaves, first) not in (0, end - first):
                 raise ValueError(f"{where}: an argument is bound in part")
             first = end

@@ -34,7 +34,7 @@ class Export:
 
     name: `manifest.function` or `manifest.function-variant`. content: the artifact. spec: its function's.
     description: written with it, so that this reads no module.
-    golden: golden inputs and outputs by their paths, as `frontends.golden` makes them; None if there are none.
+    golden: golden inputs and outputs by their paths, as `frontends.golden_arrays` makes them; None if there are none.
     """
 
     name: str
@@ -205,7 +205,7 @@ def _function(members: _Members, bindings: Bindings[Any], export: Export, artifa
         "in_avals": described["in_avals"],
         "out_tree": described["out_tree"],
         "out_avals": described["out_avals"],
-        "bind": bindings.of(spec, described),
+        "bind": bindings.entries(spec, described),
         "padding": {dim: dict(table) for dim, table in sorted(spec.padding.items())},
         "exported": members.add(f"{artifact}.exported", export.content),
         "platforms": described["platforms"],

@@ -64,8 +64,8 @@ class Check:
         errors = f"largest error {self.absolute:.3g}, relative {self.relative:.3g}"
         allowed = f"allowed {self.atol:.3g} + {self.rtol:.3g} * |value|"
         what = filter(None, (f"{self.function} for {self.target}", naming.bucket(self.bucket)))
-        place = f"{', '.join(what)}: {self.path}"
-        lines = [f"{'ok    ' if self.ok else 'FAILED'}  {place}: {errors}; {allowed}"]
+        where = f"{', '.join(what)}: {self.path}"
+        lines = [f"{'ok    ' if self.ok else 'FAILED'}  {where}: {errors}; {allowed}"]
         if not self.ok:
             lines += [f"          {element.as_text()}" for element in self.worst]
         return "\n".join(lines)
@@ -110,6 +110,7 @@ def check(
     files = Files(archive.path, archive.index, weights, "use")
     index, here = archive.index, compatibility.version()
     made_with = {built["versions"]["jaxlib"] for f in index["functions"].values() for built in f["executables"]}
+    # Where none is of this jaxlib, all are asked: then the refusal says so, and nothing is passed over.
     foreign = made_with - {here} if here in made_with else set()
     for target, entry in index["targets"].items():
         asked = {
@@ -130,6 +131,7 @@ def check(
                 yield from _check(bundle, archive, target, name, golden)
                 continue
             refused = [candidate for candidate in selection.candidates if candidate.offer.target == target]
+            # A test that skips what this machine should run would always pass.
             if not all(candidate.code in _OTHER_MACHINE for candidate in refused):
                 raise selection.refusal(archive.path)
             for reason in dict.fromkeys(candidate.reason for candidate in refused):
@@ -169,6 +171,7 @@ def errors(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, atol: 
     kind = np.complex128 if wanted.dtype.kind == "c" else np.float64
     first, second = given.astype(kind).ravel(), wanted.astype(kind).ravel()
     finite = np.isfinite(second)
+    # NaN and infinities must stand where they stood: no tolerance says anything of them.
     same = np.array_equal(first[~finite], second[~finite], equal_nan=True) and bool(np.isfinite(first[finite]).all())
     if not same:
         return float("inf"), float("inf"), False
@@ -198,7 +201,7 @@ def deviations(given: NDArray[Any] | None, wanted: NDArray[Any], rtol: float, at
         same = (first == second) | (np.isnan(first) & np.isnan(second))
         over = np.where(same, 0.0, np.where(np.isfinite(over), over, np.inf))
     flat = over.ravel()
-    for place in np.argsort(-flat, kind="stable")[:_WORST]:
-        if flat[place]:
-            index = tuple(map(int, np.unravel_index(place, wanted.shape)))
+    for number in np.argsort(-flat, kind="stable")[:_WORST]:
+        if flat[number]:
+            index = tuple(map(int, np.unravel_index(number, wanted.shape)))
             yield Deviation(index, str(given[index]), str(wanted[index]))

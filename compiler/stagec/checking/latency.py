@@ -106,11 +106,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
-def measure(
-    function: Function, description: Description, threads: int, rounds: int, seconds: float, seed: int = 0
-) -> Calls:
+def measure(function: Function, description: Description, threads: int, rounds: int, seconds: float) -> Calls:
     """Call a function with random arguments from several threads, in timed rounds after a warm-up."""
-    arrays = trials.random_arguments(description, seed, function.weights)
+    arrays = trials.random_arguments(description, 0, function.weights)
     args, kwargs = trials.structured(function, description, arrays)
 
     def call() -> None:
@@ -133,6 +131,7 @@ def measure(
 
 def _round(call: Callable[[], None], threads: int, seconds: float) -> tuple[list[float], float]:
     """Call from several threads for some seconds; return the seconds of each call and of the round."""
+    # All begin at once: one that was started first would call alone for a while, and faster.
     ready = threading.Barrier(threads + 1)
     lengths: list[list[float]] = [[] for _ in range(threads)]
     failures: list[Exception] = []
@@ -142,6 +141,7 @@ def _round(call: Callable[[], None], threads: int, seconds: float) -> tuple[list
         end = time.perf_counter() + seconds
         try:
             now = time.perf_counter()
+            # At least once, however long a call takes: of none there is no rate.
             while not mine or now < end:
                 before = now
                 call()

@@ -35,7 +35,7 @@ def run(options: Options) -> Answer:
     # The preload of golden results also has XLA leave out kernels that it uses where a bundle runs.
     tracing = "stagec.backends.cpu.eager:prepare_libraries", "stagec.frontends.common.frontend:preload"
     running = "stagec.loader.load", "stagec.checking.trials"
-    with Forks(*tracing, "stagec.frontends.golden") as jax, Forks(*running) as bundle:
+    with Forks(*tracing, "stagec.frontends.golden_arrays") as jax, Forks(*running) as bundle:
         planned = inputs.read(options.manifest, options.import_root, command=lambda words, _: jax.run(words))
         if planned is None:
             write = "give the .toml that the bundle is made from"

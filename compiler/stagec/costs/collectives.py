@@ -57,6 +57,7 @@ def exchange(instruction: Instruction, computation: Computation, fused: bool) ->
     if kind == "collective-permute" and not (pairs and _INNER.search(pairs[1])):
         return None
     groups_match = pairs or _GROUPS.search(instruction.attributes)
+    # Without groups an exchange is among all; with groups in a form that is not known, nothing is said of it.
     every = "" if "_groups=" in instruction.attributes else "{}"
     chain = _CHAIN.search(instruction.attributes)
     return Exchange(
@@ -113,16 +114,16 @@ def _of_mesh(among: str) -> tuple[tuple[int, ...], ...]:
     sizes = {name: int(size) for name, size in _AXIS.findall(mesh.partition("]")[0])}
     parts = [(name, int(left or 1), int(size or sizes[name])) for name, left, size in _AXES.findall(axes)]
     dims: list[int] = []  # of the mesh, with each axis split into its parts
-    place: dict[tuple[str, int, int], int] = {}
+    position: dict[tuple[str, int, int], int] = {}
     for name, size in sizes.items():
         done = 1
         for part in sorted(part for part in parts if part[0] == name):
             _, left, along = part
-            place[part] = len(dims) + 1
+            position[part] = len(dims) + 1
             dims += [left // done, along]
             done = left * along
         dims.append(size // done)
-    inside = [place[part] for part in parts]
+    inside = [position[part] for part in parts]
     outside = [axis for axis in range(len(dims)) if axis not in inside]
     ids = mesh.partition("device_ids=(")[2].removesuffix(")")
     flat = transposed(_ids(ids) if ids else range(math.prod(dims)), dims, [*outside, *inside])
@@ -162,8 +163,8 @@ def _ids(text: str) -> list[int]:
 def transposed(flat: Sequence[int], dims: Sequence[int], axes: Sequence[int]) -> list[int]:
     """Return an array of shape `dims`, given row by row, with its axes in another order."""
     strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
-    places = itertools.product(*(range(dims[axis]) for axis in axes))
-    return [flat[sum(i * strides[axis] for i, axis in zip(place, axes, strict=True))] for place in places]
+    coords = itertools.product(*(range(dims[axis]) for axis in axes))
+    return [flat[sum(i * strides[axis] for i, axis in zip(position, axes, strict=True))] for position in coords]
 
 
 def _numbers(text: str) -> list[int]:

@@ -16,7 +16,8 @@ from stagec.costs.collectives import Exchange
 
 _ROUNDS = {"all-reduce": 2}
 """How often parts of the arrays go around all devices: an all-reduce scatters the sums and gathers them."""
-Place = tuple[int, ...]
+Coords = tuple[int, ...]
+"""The chip of a device along each axis, and its core."""
 
 
 def _received(kind: str, parts: int) -> float:
@@ -37,26 +38,26 @@ class Torus:
     bandwidth: float
     cores: int = 1
 
-    def seconds(self, kind: str, size: int, places: Sequence[Place]) -> float:
+    def seconds(self, kind: str, size: int, coords: Sequence[Coords]) -> float:
         """Return how long an exchange of `size` bytes takes in a group of devices.
 
-        places: chip along each axis and core of each of them. All other groups, which the same instruction makes
+        coords: chip along each axis and core of each of them. All other groups, which the same instruction makes
         exchange arrays at the same time, lie alike.
         """
-        chips = {place[: len(self.shape)] for place in places}
+        chips = {chip[: len(self.shape)] for chip in coords}
         if len(chips) < 2:
             return 0.0
         sides = [sorted(along) for along in map(set, zip(*chips, strict=True))]
         # A group that leaves chips out shares the links around them with those groups that these are in.
         spans = [len(s) if s[-1] - s[0] + 1 == len(s) else n for s, n in zip(sides, self.shape, strict=True)]
-        share = len(places) / (math.prod(spans) * self.cores)
+        share = len(coords) / (math.prod(spans) * self.cores)
         links = [self._links(span, axis) for axis, span in enumerate(spans)]
         whole = self.bandwidth * sum(links) * share
         received = size * _received(kind, len(chips)) / whole
         if not kind.endswith("all-to-all"):
             return received
         # Half of each device's data crosses the middle of each axis.
-        per_link = size * len(places) / len(chips) / 4 / self.bandwidth / share
+        per_link = size * len(coords) / len(chips) / 4 / self.bandwidth / share
         across = [len(side) * per_link / count for side, count in zip(sides, links, strict=True) if count]
         return max(*across, received)
 
@@ -64,12 +65,12 @@ class Torus:
         """Links of a chip along an axis by which it gets the parts of others; at the end of a row there is one."""
         return 0 if span < 2 else 2 if self.wraps[axis] and span == self.shape[axis] else 1
 
-    def permutation_seconds(self, size: int, pairs: Sequence[tuple[Place, Place]]) -> float:
-        """Return the time to send `size` bytes from each place to another: the time of the busiest link.
+    def permutation_seconds(self, size: int, pairs: Sequence[tuple[Coords, Coords]]) -> float:
+        """Return the time to send `size` bytes from each device to another: the time of the busiest link.
 
         They go along one axis after the other, the shorter way; half of them each way around where both are as long.
         """
-        used: Counter[tuple[Place, int, int]] = Counter()
+        used: Counter[tuple[Coords, int, int]] = Counter()
         for source, target in pairs:
             at = list(source[: len(self.shape)])
             for axis, end in enumerate(target[: len(self.shape)]):
@@ -97,12 +98,12 @@ class Switch:
 
     bandwidth: float
 
-    def seconds(self, kind: str, size: int, places: Sequence[Place]) -> float:
+    def seconds(self, kind: str, size: int, coords: Sequence[Coords]) -> float:
         """Return the time of an exchange of `size` bytes in a group of devices."""
-        return size * _received(kind, len(places)) / self.bandwidth if len(places) > 1 else 0.0
+        return size * _received(kind, len(coords)) / self.bandwidth if len(coords) > 1 else 0.0
 
-    def permutation_seconds(self, size: int, pairs: Sequence[tuple[Place, Place]]) -> float:
-        """Return the time to send `size` bytes from each place to another."""
+    def permutation_seconds(self, size: int, pairs: Sequence[tuple[Coords, Coords]]) -> float:
+        """Return the time to send `size` bytes from each device to another."""
         return size / self.bandwidth if any(source != target for source, target in pairs) else 0.0
 
 
@@ -119,26 +120,26 @@ class Links:
     domain: int
     network: float | None = None
 
-    def seconds(self, exchange: Exchange, devices: int, coords: Sequence[Place]) -> float | None:
+    def seconds(self, exchange: Exchange, devices: int, coords: Sequence[Coords]) -> float | None:
         """Return the least time of an exchange; None if the target does not give the speed of the link.
 
         devices: of the program. coords: for each, x, y and z of its chip, and the core; empty for devices at a switch.
         Exchanges inside and between domains go on at the same time.
         """
-        places = tuple(coords) or tuple((i,) for i in range(devices))
+        coords = tuple(coords) or tuple((i,) for i in range(devices))
         among = collectives.groups(exchange.among, devices)
         if exchange.kind == "collective-permute":
             pairs = [(source, target) for source, target in among if source != target]
-            return self._longest(exchange, pairs, places)
-        times = [self._group(exchange, group, places) for group in among]
+            return self._longest(exchange, pairs, coords)
+        times = [self._group(exchange, group, coords) for group in among]
         return None if None in times else max(filter(None, times), default=0.0)
 
-    def _longest(self, exchange: Exchange, pairs: Sequence[tuple[int, int]], places: Sequence[Place]) -> float | None:
+    def _longest(self, exchange: Exchange, pairs: Sequence[tuple[int, int]], coords: Sequence[Coords]) -> float | None:
         """The time of a permutation: by the way that takes longest."""
         near = [pair for pair in pairs if pair[0] // self.domain == pair[1] // self.domain]
         times = [0.0]
         for domain in {source // self.domain for source, _ in near}:
-            inside = [(places[a], places[b]) for a, b in near if a // self.domain == domain]
+            inside = [(coords[a], coords[b]) for a, b in near if a // self.domain == domain]
             if self.inside is None:
                 return None
             times.append(self.inside.permutation_seconds(exchange.bytes, inside))
@@ -148,11 +149,11 @@ class Links:
             times.append(exchange.bytes / self.network)
         return max(times)
 
-    def _group(self, exchange: Exchange, group: Sequence[int], places: Sequence[Place]) -> float | None:
+    def _group(self, exchange: Exchange, group: Sequence[int], coords: Sequence[Coords]) -> float | None:
         """The time of a group of devices."""
-        domains: dict[int, list[Place]] = {}
+        domains: dict[int, list[Coords]] = {}
         for device in group:
-            domains.setdefault(device // self.domain, []).append(places[device])
+            domains.setdefault(device // self.domain, []).append(coords[device])
         members, kind = max(domains.values(), key=len), exchange.kind
         size, times = exchange.bytes, [0.0]
         if len(members) > 1:
@@ -178,7 +179,7 @@ class Seconds:
 
     links: Links | None
     devices: int
-    coords: tuple[Place, ...]
+    coords: tuple[Coords, ...]
 
     def __call__(self, exchange: Exchange) -> float | None:
         """Return it for one exchange; None if it is not known."""

@@ -74,6 +74,7 @@ def flops(instruction: Instruction, operands: Sequence[str], applied: Callable[[
         case "convolution":
             return _convolution(instruction, operands[0], operands[1], result)
         case "reduce":
+            # Of n elements that become one, n - 1 are applied to another.
             return _times(applied(), _elements(operands[0]) - _elements(result))
         case "map" | "scatter":
             # The updates are the last third of the operands, but for the indices.
@@ -158,42 +159,44 @@ def _convolution(instruction: Instruction, left: str, right: str, result: str) -
     input_ = dict(zip(labels[1], hlo.dims(left), strict=True))
     kernel = dict(zip(labels[2], hlo.dims(right), strict=True))
     output = dict(zip(labels[3], hlo.dims(result), strict=True))
-    places = 1
+    positions = 1
     for axis, parts in enumerate(_dimensions(instruction, sum(name.isdigit() for name in labels[1]))):
         name = str(axis)
-        places *= _places(input_[name], kernel[name], output[name], *parts)
+        positions *= _positions(input_[name], kernel[name], output[name], *parts)
     features, batches = (
         int(group_count[1]) if group_count else 1 for group_count in (p.search(instruction.attributes) for p in _GROUPS)
     )
     channels: int = input_["f"] // features * output["f"] * (input_["b"] // batches)
-    return 2 * channels * places * _parts(result)
+    return 2 * channels * positions * _parts(result)
 
 
 def _windowed(instruction: Instruction, operand: str, result: str) -> int:
     """How many pairs of elements a reduction over windows of an array takes together."""
     sizes = _window(instruction, "size", 1)
     every = zip(hlo.dims(operand), sizes, hlo.dims(result), _dimensions(instruction, len(sizes)), strict=True)
-    axes = [(input_, output, _places(input_, size, output, *rest)) for input_, size, output, rest in every if size > 1]
+    axes = [
+        (input_, output, _positions(input_, size, output, *rest)) for input_, size, output, rest in every if size > 1
+    ]
     rest = _elements(result) // math.prod(output for _, output, _ in axes)
-    if all(places == input_ * output for input_, output, places in axes):
+    if all(positions == input_ * output for input_, output, positions in axes):
         # Each window has all of the array: it is reduced once.
         return rest * (math.prod(input_ for input_, _, _ in axes) - 1)
-    return rest * math.prod(places for _, _, places in axes) - _elements(result)
+    return rest * math.prod(positions for _, _, positions in axes) - _elements(result)
 
 
 @functools.lru_cache(maxsize=1024)
-def _places(input_: int, kernel: int, output: int, stride: int, low: int, spread: int, dilation: int) -> int:
-    """For one dimension of a window: how many pairs of its elements and its places are about an element of the input.
+def _positions(input_: int, kernel: int, output: int, stride: int, low: int, spread: int, dilation: int) -> int:
+    """For one dimension of a window: how many pairs of its elements and positions are about an element of the input.
 
     low: elements of padding before the input. spread: distance of elements of the input. dilation: of the window's.
     """
     step = math.gcd(stride, spread)
     period, count = spread // step, 0
     for at in range(kernel):
-        begin = at * dilation - low  # where the window's element is at the first place
+        begin = at * dilation - low  # where the window's element is at the first position
         if begin % step:
             continue
-        # Places are those where begin + place * stride is a multiple of spread, in the input.
+        # Positions are those where begin + position * stride is a multiple of spread, in the input.
         first = -(begin // step) * pow(stride // step, -1, period) % period if period > 1 else 0
         least = max(-(begin // stride), 0)
         most = min(((input_ - 1) * spread - begin) // stride, output - 1)

@@ -129,7 +129,7 @@ def runs(program: hlo.Program, devices: int) -> dict[str, Runs]:
                 case "call" | "async" if instruction.called in program.computations:
                     walk(Scope(program, instruction.called, scope, instruction.operands), times)
                 case _ if instruction.opcode not in hlo.FREE:
-                    metrics = counter.of(instruction, scope, set())
+                    metrics = counter.metrics_of(instruction, scope, set())
                     before = instructions.get(instruction.name)
                     again = before.times if before else 0
                     instructions[instruction.name] = Runs(
@@ -157,7 +157,7 @@ class Counter:
         """Return the metrics of a program."""
         return self.computation(Scope(program, program.entry)) if program.entry else {}
 
-    def of(self, instruction: Instruction, scope: Scope, chains: set[str]) -> Metrics:
+    def metrics_of(self, instruction: Instruction, scope: Scope, chains: set[str]) -> Metrics:
         """Return the metrics of one instruction that is in no fusion. chains: as for `computation`."""
         return {} if instruction.opcode in hlo.FREE else self._instruction(instruction, scope, chains, False)
 
@@ -176,6 +176,7 @@ class Counter:
             case "while":
                 return self._loop(instruction, scope)
             case "conditional":
+                # Which branch runs is known at a call alone, so each metric is that of its worst one.
                 branches = [(name, given) for name, given in instruction.branches if name in program.computations]
                 return _largest(self.computation(Scope(program, name, scope, (given,))) for name, given in branches)
             case "fusion":
@@ -186,12 +187,14 @@ class Counter:
         metrics = {FLOPS: self._flops(instruction, scope)}
         if not fused:
             metrics[BYTES] = accesses.accessed(instruction, computation, program)
+        # Nobody knows what such a call reads either: a count of its operands would look like the whole.
         if metrics[FLOPS] is None:
             metrics[BYTES] = None
         if self._itemized:
             metrics[_OPERATION, instruction.operation, "count"] = 0 if instruction.opcode.endswith(_ENDS) else 1
             metrics[_OPERATION, instruction.operation, "flops"] = metrics[FLOPS]
         exchange = collectives.exchange(instruction, computation, fused)
+        # XLA:TPU splits one exchange over several fusions: only the first part counts it.
         if exchange and not (exchange.chain and exchange.chain in chains):
             chains.add(exchange.chain)
             _add(metrics, self._exchange(exchange))
@@ -201,6 +204,7 @@ class Counter:
         turns = scope.turns(instruction)
         condition, body = scope.loop(instruction)
         metrics = _times(self.computation(body), turns)
+        # The condition runs once more than the body: it also says that the loop ends.
         _add(metrics, _times(self.computation(condition), None if turns is None else turns + 1))
         if turns is None and any(value is None for key, value in metrics.items() if len(key) < 3):
             self.unknown[f"how often the loop {instruction.model_name or instruction.name} turns"] = None

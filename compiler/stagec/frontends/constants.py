@@ -59,7 +59,7 @@ def advice(spec: FunctionSpec, constants: Sequence[Mapping[str, Any]]) -> list[P
 
 
 def _origin(aval: Aval, operation: Any, named: Callable[[int], Iterable[NamedArray]]) -> tuple[str, str]:
-    """Return the name of the variable with this value, and the place of the function that uses it."""
+    """Return the name of the variable with this value, and the location of the function that uses it."""
     try:
         content = memoryview(operation.attributes["value"]).tobytes()
     except (ValueError, TypeError, BufferError):  # a dtype of which jaxlib does not give the values

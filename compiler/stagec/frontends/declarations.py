@@ -17,7 +17,7 @@ Fault: TypeAlias = tuple[str, str, str]
 
 
 def check(spec: FunctionSpec, serialized: bytes, parameters: Sequence[str]) -> dict[str, str]:
-    """Return the place of each argument that `spec` binds to weights: `args[0]`, or `kwargs['scale']`.
+    """Return the path of each argument that `spec` binds to weights: `args[0]`, or `kwargs['scale']`.
 
     serialized: the exported artifact. parameters: names of the function's parameters, as a `Call` has them.
     Raises StagecError for padding, bound weights, names and states that do not fit.
@@ -66,28 +66,28 @@ def _faults_of_weights(
     positional, keyword = exported.in_tree.children
     count = len(positional.children)
     parameters = [name for name in parameters if not name.startswith("*")]
-    places = {f"kwargs[{name!r}]": name for name in keyword.keys}
+    paths = {f"kwargs[{name!r}]": name for name in keyword.keys}
     names = [*parameters[:count], *[""] * (count - len(parameters))]
-    places |= {f"args[{i}]": name for i, name in enumerate(names)}
-    known = {**{place: place for place in places if place.startswith("args")}, **{n: p for p, n in places.items() if n}}
+    paths |= {f"args[{i}]": name for i, name in enumerate(names)}
+    known = {**{path: path for path in paths if path.startswith("args")}, **{n: p for p, n in paths.items() if n}}
     donated = _donated(spec)
     kept = {state.get("argument") for state in spec.serve.get("state", {}).values()}
     for argument in spec.bind:
-        place, key = known.get(argument), f"bind.{argument}"
-        if place is None:
-            write = nearest(argument, known) or f"its arguments: {', '.join(filter(None, places.values())) or 'none'}"
+        path, key = known.get(argument), f"bind.{argument}"
+        if path is None:
+            write = nearest(argument, known) or f"its arguments: {', '.join(filter(None, paths.values())) or 'none'}"
             yield key, f"{spec.entry} has no argument {argument!r}", write
-        elif place in bound.values():
-            yield key, f"{place} is bound twice", "keep one of the two"
-        elif donated & {place, places[place]} and not kept & {place, places[place]}:
+        elif path in bound.values():
+            yield key, f"{path} is bound twice", "keep one of the two"
+        elif donated & {path, paths[path]} and not kept & {path, paths[path]}:
             write = "take it out of donate_argnums and donate_argnames, or do not bind it"
             yield key, "a bound argument is used by every call, and cannot be donated", write
         else:
-            bound[argument] = place
+            bound[argument] = path
 
 
 def _donated(spec: FunctionSpec) -> set[str]:
-    """Return the names and places of the arguments that are donated."""
+    """Return the names and paths of the arguments that are donated."""
     return {*spec.donate_argnames, *(f"args[{number}]" for number in spec.donate_argnums)}
 
 
@@ -98,7 +98,7 @@ def _faults_of_names(spec: FunctionSpec, call: Call) -> Iterator[Fault]:
     """
 
     def leaves_of(named: set[str]) -> set[int]:
-        arguments = (argument for argument in call.arguments if named & {argument.name, argument.place})
+        arguments = (argument for argument in call.arguments if named & {argument.name, argument.path})
         return {leaf for argument in arguments for leaf in argument.leaves}
 
     hidden = leaves_of({*spec.bind, *(table["mask"] for table in spec.padding.values())})
@@ -122,16 +122,16 @@ def _faults_of_names(spec: FunctionSpec, call: Call) -> Iterator[Fault]:
     given_away = leaves_of(_donated(spec))
     seen: dict[tuple[str, int], str] = {}
     for name, table in spec.serve.get("state", {}).items():
-        state, place = call.states[name], f"serve.state.{name}"
+        state, at = call.states[name], f"serve.state.{name}"
         for key, what, write in _faults_of_state(call, state, table, all_of):
-            yield f"{place}{key}", what, write
+            yield f"{at}{key}", what, write
         if not state.given and given_away.intersection(state.taken):
             what = "a call consumes it, because it is donated, and no result takes its place"
-            yield place, what, "name a result, or do not donate it"
+            yield at, what, "name a result, or do not donate it"
         for key, leaves in (("argument", state.taken), ("result", state.given)):
             first = next((seen[key, leaf] for leaf in leaves if (key, leaf) in seen), name)
             if first != name:
-                yield f"{place}.{key}", f"{table[key]} is in {first} too", "keep each array once"
+                yield f"{at}.{key}", f"{table[key]} is in {first} too", "keep each array once"
             seen |= {(key, leaf): name for leaf in leaves}
 
 
@@ -140,16 +140,16 @@ def _faults_of_state(
 ) -> Iterator[Fault]:
     """Yield the faults of a state, with the rest of the key. paths: of arguments and results."""
     numbers = {"argument": state.taken, "result": state.given}
-    places = {key: table[key] for key in numbers if table.get(key)}
+    tops = {key: table[key] for key in numbers if table.get(key)}
     whole = {"argument": [argument.name for argument in call.arguments], "result": ["result"]}
-    for key, place in places.items():
+    for key, top in tops.items():
         if not numbers[key]:
-            write = nearest(place, [*whole[key], *paths[key].values()])
-            yield f".{key}", f"no array of the {key}s is at {place}", write
+            write = nearest(top, [*whole[key], *paths[key].values()])
+            yield f".{key}", f"no array of the {key}s is at {top}", write
     avals = {"argument": call.in_avals, "result": call.out_avals}
     rows = {
-        key: [(paths[key][leaf][len(place) :], str(avals[key][leaf])) for leaf in numbers[key]]
-        for key, place in places.items()
+        key: [(paths[key][leaf][len(top) :], str(avals[key][leaf])) for leaf in numbers[key]]
+        for key, top in tops.items()
     }
     for key, leaves in numbers.items():
         varying = [leaf for leaf in leaves if any(isinstance(size, str) for size in avals[key][leaf].shape)]
@@ -157,11 +157,11 @@ def _faults_of_state(
             what = f"{paths[key][varying[0]]} is {avals[key][varying[0]]}, and what is kept has one size"
             yield f".{key}", what, "give the state fixed sizes"
             return
-    if all(numbers[key] for key in places) and len(places) == 2 and rows["argument"] != rows["result"]:
+    if all(numbers[key] for key in tops) and len(tops) == 2 and rows["argument"] != rows["result"]:
         for (taken, aval), (given, other) in zip(rows["argument"], rows["result"], strict=False):
             if (taken, aval) != (given, other):
-                what = f"{places['argument']}{taken} is {aval}, and {places['result']}{given} is {other}"
+                what = f"{tops['argument']}{taken} is {aval}, and {tops['result']}{given} is {other}"
                 yield "", what, "return the arrays that the function takes, in the same structure"
                 return
-        counts = f"{len(rows['argument'])} arrays, and {places['result']} has {len(rows['result'])}"
-        yield "", f"{places['argument']} has {counts}", "return the arrays that the function takes"
+        counts = f"{len(rows['argument'])} arrays, and {tops['result']} has {len(rows['result'])}"
+        yield "", f"{tops['argument']} has {counts}", "return the arrays that the function takes"

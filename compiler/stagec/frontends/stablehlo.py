@@ -138,9 +138,9 @@ def _read(context: ir.Context, spec: FunctionSpec, roots: Sequence[str]) -> ir.M
 
 
 def _reason(message: str) -> str:
-    """Return the place and the first complaint of MLIR's parser."""
-    place = re.search(r'"-":(\d+):(\d+): (.*)', message)
-    return f"line {place[1]}, column {place[2]}: {place[3]}" if place else message.strip().splitlines()[-1]
+    """Return the location and the first complaint of MLIR's parser."""
+    told = re.search(r'"-":(\d+):(\d+): (.*)', message)
+    return f"line {told[1]}, column {told[2]}: {told[3]}" if told else message.strip().splitlines()[-1]
 
 
 def _main(module: ir.Module, spec: FunctionSpec) -> Any:

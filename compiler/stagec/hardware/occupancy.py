@@ -59,6 +59,7 @@ def occupancy(device: Device, threads: int, registers: int, shared: int, barrier
     limits["threads"] = device.threads_per_core_limit // device.threads_per_warp // warps
     limits["shared memory"] = device.shared_memory_per_core // memory
     if of_warp:
+        # A warp has all its registers in one partition, so what is left of each is lost.
         in_all = device.registers_per_core_limit // _PARTITIONS // of_warp * _PARTITIONS
         limits["registers"] = in_all // warps
     if barriers and capability[0] >= 9:

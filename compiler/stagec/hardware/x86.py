@@ -32,7 +32,7 @@ class Isa:
         """LLVM's names of the features that code for this level may use."""
         return BASELINE | llvm_names(self.requires)
 
-    @functools.cached_property  # asked for at each place where LLVM asks the CPU
+    @functools.cached_property  # asked for at each site where LLVM asks the CPU
     def answers(self) -> Answers:
         """The answers of cpuid on a CPU with only this level; all zeros for a leaf that is not here."""
         signature = 6 << 8 | (self.model & 15) << 4 | (self.model >> 4) << 16
@@ -53,9 +53,9 @@ class Isa:
         widths = {"avx": 0b100, "avx512f": 0b1110_0000, "amx_tile": 0b11 << 17}
         return 0b11 | sum(bits for flag, bits in widths.items() if flag in self.requires)
 
-    def _bits(self, *place: *tuple[int, int, str]) -> int:
+    def _bits(self, *bits: *tuple[int, int, str]) -> int:
         """The register of that leaf and subleaf."""
-        return sum(1 << bit for bit in {bit for name, bit in _BITS[place].items() if name in self.features})
+        return sum(1 << bit for bit in {bit for name, bit in _BITS[bits].items() if name in self.features})
 
 
 def llvm_names(flags: Iterable[str]) -> frozenset[str]:

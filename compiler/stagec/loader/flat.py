@@ -22,7 +22,7 @@ class Flat:
     and shape of the leaves, and whether one was donated. A call raises CallError ("structure", "dtype", "shape",
     "deleted", "closed"), RunError.
 
-    paths: the place of each leaf in the arguments, such as `args[0]['w']`.
+    paths: where each leaf is in the arguments, such as `args[0]['w']`.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ class Loaded:
         self.asked = settings.asked(archive)
         self.host = host.describe(settings.devices)
         self.types = NodeTypes(settings.types)
-        self.weights = Weights.of(archive, settings.map_weights, settings.files)
+        self.weights = Weights.from_archive(archive, settings.map_weights, settings.files)
         self.lock = threading.Lock()
 
     def devices_for(self, platform: str, count: int, of_jax: bool = False) -> Sequence[_jax.Device]:

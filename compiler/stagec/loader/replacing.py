@@ -89,10 +89,10 @@ def _digests(
     opened: RegularFile, head: bytes, file: str, tensors: Mapping[str, Tensor], names: Iterable[str]
 ) -> tuple[str, dict[str, str]]:
     """Return the SHA-256 (hex) of a file and of some of its arrays, of the same bytes. Raises OSError."""
-    places = {name: (safetensors.start_of(tensors[name]), len(tensors[name].data)) for name in names}
-    states = {place: hashlib.sha256() for place in places.values()}
-    of_file = external.read_once(opened, states, lambda place, _, part: states[place].update(part), head)
-    return of_file, {f"{file}:{name}": states[place].hexdigest() for name, place in places.items()}
+    ranges = {name: (safetensors.start_of(tensors[name]), len(tensors[name].data)) for name in names}
+    states = {span: hashlib.sha256() for span in ranges.values()}
+    of_file = external.read_once(opened, states, lambda span, _, part: states[span].update(part), head)
+    return of_file, {f"{file}:{name}": states[span].hexdigest() for name, span in ranges.items()}
 
 
 def _chosen(archive: Archive, path: str, file: str | None, by_file: Mapping[str, object]) -> str:

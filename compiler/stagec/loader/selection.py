@@ -149,6 +149,7 @@ class Selection(NamedTuple):
         if not self.candidates:
             return LoadError("no-target", f"{path}: the bundle has nothing to run for {self.function}")
         executables = [c.code for c in self.candidates if c.offer.kind == "executable"]
+        # The one that passed the most checks came nearest, so its reason is the one to mend.
         code = max(executables or [c.code for c in self.candidates], key=_ORDER.index)
         reasons = (f"{candidate.offer.target or 'compiling'}: {candidate.reason}" for candidate in self.candidates)
         return LoadError(code, f"{path}: {self.function} cannot run here; {'; '.join(dict.fromkeys(reasons))}")

@@ -288,7 +288,7 @@ class Variant:
             raise CallError("client", f"{what}: pass numpy's arrays, or give JAX more (jax_num_cpu_devices for a CPU)")
         assigned = description.device_assignment if description else None
         if platform == "tpu" and assigned and not loaded.settings.devices:
-            # The code is for the places that partitions have in the topology.
+            # The code is for the coordinates that partitions have in the topology.
             here = {device.id: device for device in clients.devices(platform)}
             devices = tuple(here[i] for i in assigned.device_ids) if here.keys() >= {*assigned.device_ids} else devices
         make = self._compiled if description is None else self._handed_over

@@ -69,6 +69,7 @@ class _Case:
             return None
         trees = ((self.function.args or (), "args"), (self.function.kwargs or {}, "kwargs"))
         leaves = itertools.chain(*(_leaves(tree, (key,)) for tree, key in trees))
+        # What a file of weights has is only known where the file is: planning reads no file but the manifest.
         return {location: parse_aval(leaf) for location, leaf in leaves if not leaf.startswith(FILES)}
 
     @cached_property
@@ -106,6 +107,8 @@ class _Case:
 def problems(manifest: Manifest) -> list[Problem]:
     """Return the problems of a manifest; if it is too large to check, only that problem."""
     of_manifest = _variants_of_one_name, _names, _unused_machines, _axis_types
+    # Sizes are multiplied: three dimensions of 1,000 sizes are a line of TOML, and a billion executables. The checks of
+    # buckets would not come back.
     faults = [*_too_many(manifest)] or [
         *_of_functions(manifest),
         *itertools.chain(*(check(manifest) for check in of_manifest)),
@@ -127,6 +130,7 @@ def _too_many(manifest: Manifest) -> _Faults:
     for name, function in manifest.functions.items():
         factors = [(len(sizes), f"sizes of {dim}") for dim, sizes in sorted(function.buckets.items())]
         factors += [(len(function.variants) or 1, "variants")]
+        # A target without releases of its own is compiled once, by the build's.
         releases = sum(len(manifest.jaxlib.get(target, "1")) for target in function.targets)
         factors += [(releases, "targets" if releases == len(function.targets) else "targets and releases of jaxlib")]
         count = math.prod(factor for factor, _ in factors)
@@ -232,6 +236,8 @@ def _variants(case: _Case) -> _Faults:
     """Variants that name other static arguments than the rest, or that are the same as another."""
     function = case.function
     names = {variant: frozenset(static) for variant, static in function.combinations()}
+    # All variants name the same arguments: a call chooses one by the values that it passes, so a value that one of them
+    # leaves out would fit none or two.
     everything = frozenset().union(*names.values())
     seen: dict[Hashable, str] = {}
     for variant, static in function.combinations() if function.variants else ():
@@ -240,6 +246,7 @@ def _variants(case: _Case) -> _Faults:
             yield _Fault(where, f'no value for "{name}", which other variants have', f"write {name} = VALUE")
         for name in sorted(function.static.keys() & function.variants[variant].static.keys()):
             yield _Fault((*where, name), f'"{name}" is also in static of the function', "keep one of the two")
+        # By type and value, as the loader chooses: 1 and True are equal for Python, and two variants here.
         other = seen.setdefault(same.key(static), variant)
         if other != variant:
             yield _Fault(where, f'the same values as in variant "{other}"', "keep one of the two variants")
@@ -252,6 +259,7 @@ def _bound(case: _Case) -> _Faults:
     """
     function = case.function
     bound = [weights for owner in case.manifest.functions.values() for weights in owner.bind.values()]
+    # A file is one member of the bundle or one file beside it, and functions share it.
     outside = {weights.file for weights in bound if weights.external}
     for argument, weights in function.bind.items():
         where = ("bind", argument)
@@ -521,6 +529,7 @@ def _holds(constraint: Constraint, bucket: Mapping[str, int]) -> bool:
 
 def _impossible(case: _Case) -> _Faults:
     """Buckets that give an argument an impossible shape."""
+    # By shape: layers of a model repeat theirs, and each is computed in all buckets.
     faults: dict[tuple[object, ...], AvalError | None] = {}
     for location, aval in (case.avals or {}).items() if case.buckets else ():
         if dimension_variables(aval.shape):
@@ -570,15 +579,16 @@ _OF_FUNCTION: tuple[Callable[[_Case], _Faults], ...] = (
 
 def _variants_of_one_name(manifest: Manifest) -> _Faults:
     """Variants that would give two artifacts one file name."""
+    # In lower case: file systems of macOS and Windows take two such names for one file.
     taken: dict[str, Location] = {name.lower(): ("functions", name) for name in manifest.functions}
     for name, function in manifest.functions.items():
         for variant in function.variants:
-            place: Location = ("functions", name, "variants", variant)
+            at: Location = ("functions", name, "variants", variant)
             called = naming.artifact(name, variant)
-            first = taken.setdefault(called.lower(), place)
-            if first != place:
+            first = taken.setdefault(called.lower(), at)
+            if first != at:
                 what = f'its artifacts would be called "{called}", like those of {key_path(first)}'
-                yield _Fault(place, what, "give one of them another name")
+                yield _Fault(at, what, "give one of them another name")
 
 
 def _names(manifest: Manifest) -> _Faults:
@@ -588,6 +598,7 @@ def _names(manifest: Manifest) -> _Faults:
     for table, names in (("functions", {name: name for name in manifest.functions}), ("targets", targets)):
         seen: dict[str, str] = {}
         for written, name in names.items():
+            # A short name has no table in the manifest, so the fault is where a function first names it.
             location = (table, name) if written == name else _first_with(manifest, written)
             if name in reserved[table]:
                 what = f'"{name}" is the ending of files that stagec writes'

@@ -124,7 +124,7 @@ def function(root: Path, file: str, name: str) -> Function:
         raise StagecError(Problem(file, "", f'no {"object" if of_object else "function"} "{first}"', write))
     module, top = _importable(root, file)
     imports = _Imports(root, top)
-    files = imports.of(root / file)
+    files = imports.reached_from(root / file)
     common = Function(
         module,
         name,
@@ -312,7 +312,7 @@ class _Imports:
         self.roots = {} if top == root else {top: None}
         self.data: dict[Path, None] = {}
 
-    def of(self, file: Path) -> list[Path]:
+    def reached_from(self, file: Path) -> list[Path]:
         """Return the files of the workspace that a file imports, and those that these import, itself included."""
         known = {file: None}
         for current in (waiting := [file]):  # it grows
@@ -337,9 +337,11 @@ class _Imports:
         A module of the workspace is never looked for on an index, where somebody else may have its name.
         """
         parts = name.split(".")
+        # Python looks in its own library first, so a folder of that name in the workspace is never imported.
         if parts[0] in sys.stdlib_module_names or parts[0] in _KNOWN:
             return None
-        for folder in (self._root, *self.roots, file.parent, *self._places.get(parts[0], ())):
+        for folder in (self._root, *self.roots, file.parent, *self._below.get(parts[0], ())):
+            # From the longest name: of `from a import b`, b may be a module of a, or a name in it.
             for end in range(len(parts), 0, -1):
                 below = folder.joinpath(*parts[:end])
                 module_file = next(
@@ -351,7 +353,7 @@ class _Imports:
                     return module_file
         if package := distributions.of_import(name):
             self.libraries.add(package)
-        elif parts[0] not in self._places:
+        elif parts[0] not in self._below:
             self.strangers.setdefault(parts[0], file.relative_to(self._root))
         return None
 
@@ -365,19 +367,19 @@ class _Imports:
                     break
 
     @functools.cached_property
-    def _places(self) -> Mapping[str, Sequence[Path]]:
+    def _below(self) -> Mapping[str, Sequence[Path]]:
         """The folders of the workspace that have a module, or a folder with modules, of a name; the nearest first."""
-        places: dict[str, dict[Path, None]] = {}
+        parents: dict[str, dict[Path, None]] = {}
         for path, folders, files in os.walk(self._root):
             folder = Path(path)
             folders[:] = sorted(name for name in folders if _may_have_modules(folder / name))
             modules = [name.removesuffix(".py") for name in files if name.endswith(".py")]
             for name in modules:
-                places.setdefault(name, {})[folder] = None
+                parents.setdefault(name, {})[folder] = None
             while modules and folder != self._root:
-                places.setdefault(folder.name, {})[folder.parent] = None
+                parents.setdefault(folder.name, {})[folder.parent] = None
                 folder = folder.parent
-        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in places.items()}
+        return {name: sorted(folders, key=lambda folder: len(folder.parts)) for name, folders in parents.items()}
 
 
 def _may_have_modules(folder: Path) -> bool:

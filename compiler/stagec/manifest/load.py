@@ -84,6 +84,8 @@ class Manifest:
     def has_jax_cache(self, function: models.Function) -> bool:
         """Whether the manifest asks for entries of JAX's compilation cache for a function; JAX must trace it."""
         said = (asked for asked in (function.jax_cache, self.header.jax_cache) if asked is not None)
+        # One that JAX does not trace and that asks for itself goes on to `checks`, which names its key; what [manifest]
+        # asks for all passes it over.
         traced = frontends.of_entry(function.entry, function.frontend).name == "jax"
         return next(said, False) and (traced or bool(function.jax_cache))
 
@@ -92,6 +94,7 @@ class Manifest:
 
         A file is not traced.
         """
+        # So an edit of a setting in [manifest] is in no key of a function that it cannot change.
         is_traced = not frontends.of_entry(function.entry).endings
         tables: list[models.Tracing] = [self.header, function] if is_traced else [function]
         given = [(key, getattr(table, key)) for table in tables for key in models.Tracing.model_fields]
@@ -109,6 +112,8 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     file = display_path if display_path is not None else str(path)
     data = _read(Path(path), file)
     try:
+        # A fault in one table must not hide those in others: `_references` reads the data as they were written,
+        # whatever pydantic says of them.
         document = models.Document.model_validate(_with_tuples(data))
         problems = []
     except ValidationError as error:
@@ -165,6 +170,7 @@ def _references(data: Mapping[str, Any], file: str) -> Iterator[Problem]:
         where = ("functions", name)
         wanted = function.get("targets", [])
         for index, target in enumerate(wanted if isinstance(wanted, list) else []):
+            # A table of the manifest goes before a short name: so a device that stagec learns later changes no plan.
             if isinstance(target, str) and target not in targets:
                 try:
                     catalog.target(target, tuple(targets))
@@ -359,6 +365,6 @@ def _unknown_key(location: Location) -> tuple[str, str]:
                 return "unknown key", f'{key} belongs in a target with platform = "{platform}"'
     for table, others in _TABLES.items():
         if model not in others and any(key in other.model_fields for other in others):
-            place = "manifest" if table == "manifest" else f"{table}.NAME"
-            return "unknown key", f"{key} belongs in a table [{place}]"
+            header = "manifest" if table == "manifest" else f"{table}.NAME"
+            return "unknown key", f"{key} belongs in a table [{header}]"
     return "unknown key", nearest(key, list(model.model_fields))

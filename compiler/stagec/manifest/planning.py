@@ -96,6 +96,8 @@ def plan(manifest: Manifest) -> Plan:
     """Lists the artifacts of a manifest. Raises StagecError with every problem found."""
     if problems := checks.problems(manifest):
         raise StagecError(*problems)
+    # All or nothing: a plan of the sound half would leave targets out of a package, and Bazel would say that they are
+    # not declared.
     exports: list[Export] = []
     executables: list[Executable] = []
     cached: dict[str, Sequence[Sequence[int]]] = {}
@@ -151,6 +153,7 @@ def _function_spec(
     spelled = {key: value for key, value in function if key in _KEYS}
     return FunctionSpec(
         **spelled
+        # Sorted, so that another order in the file is the same key of an action.
         | {key: tuple(sorted(spelled[key])) for key in _UNORDERED}
         | {
             "name": name,
@@ -176,6 +179,7 @@ def _function_spec(
 def _devices(manifest: Manifest, function: Function) -> tuple[Mapping[str, Any], ...]:
     """The devices of a function's targets as JAX knows them, each once, in the order of the targets."""
     devices = (manifest.targets[name].jax_device() for name in function.targets)
+    # By kind: JAX lowers by the kind of a device, so targets that differ in topology or options share what it lowers.
     return tuple({device["device_kind"]: device for device in devices if device}.values())
 
 
@@ -183,6 +187,7 @@ def _golden(function: Function) -> Mapping[str, Any]:
     if function.golden is None:
         return {}
     table = function.golden.model_dump()
+    # The default is in the spec, and not left to the action: the bundle's index says for which sizes the outputs are.
     return {**table, "bucket": table["bucket"] or next(function.every_bucket())}
 
 

@@ -84,7 +84,7 @@ def every_site(code: Code) -> tuple[int, ...]:
 
 
 def hosts(code: Code) -> Iterator[int]:
-    """Yield an address in each place where LLVM detects the host; a known build has one."""
+    """Yield an address at each site where LLVM detects the host; a known build has one."""
     return (at for at in code.find(_RARE) if all(any(code.find(other, at, _NEAR)) for other in _OTHERS))
 
 

@@ -78,15 +78,15 @@ def _messages(descriptor: bytes) -> Iterator[tuple[str, Mapping[str, Field]]]:
             yield from _message(record.payload, package)
 
 
-def _message(descriptor: bytes, place: str) -> Iterator[tuple[str, Mapping[str, Field]]]:
+def _message(descriptor: bytes, name: str) -> Iterator[tuple[str, Mapping[str, Field]]]:
     fields: dict[str, Field] = {}
     for record in wire.records(descriptor):
         if record.field == _MESSAGE_NAME:
-            place = f"{place}.{record.payload.decode()}"
+            name = f"{name}.{record.payload.decode()}"
         elif record.field == _FIELDS:
             parts = {part.field: part.payload for part in wire.records(record.payload)}
             number, _ = wire.read_varint(parts[_NUMBER], 0)
             fields[parts[_FIELD_NAME].decode()] = Field(number, parts.get(_TYPE_NAME, b"").decode().lstrip("."))
         elif record.field == _NESTED:
-            yield from _message(record.payload, place)
-    yield place, fields
+            yield from _message(record.payload, name)
+    yield name, fields

@@ -35,7 +35,7 @@ class UnknownBuild(PatchError):
 class Library:
     """A library that is changed.
 
-    package: the wheel that brings it. sites: by architecture, for each change, the function that finds the places.
+    package: the wheel that brings it. sites: by architecture, for each change, the function that finds them.
     messages: full name of a message that the library writes and stagec reads or edits -> the fields that it looks for.
     """
 
@@ -52,7 +52,7 @@ NESTED_IN_CPU: Paths = {
     "while_thunk.cond_sequence.thunks": (10, 1, 1),
     "while_thunk.body_sequence.thunks": (10, 2, 1),
 }
-"""Where in a thunk of XLA:CPU's there are others: all such places, as `examined` checks."""
+"""Where in a thunk of XLA:CPU's there are others: all such fields, as `examined` checks."""
 NESTED: Paths = {
     "sequential_thunk.thunks": (2, 1),
     "conditional_thunk.branch_thunks.thunks": (6, 2, 1),
@@ -63,7 +63,7 @@ NESTED: Paths = {
     "async_start_thunk.thunks.thunks": (57, 3, 1),
     "dynamic_slice_fusion_thunk.embedded_thunks.thunks": (60, 6, 1),
 }
-"""Where in a thunk of XLA:GPU's there are others: all such places, as `examined` checks."""
+"""Where in a thunk of XLA:GPU's there are others: all such fields, as `examined` checks."""
 PAIRED: Paths = {
     "host_execute_start_thunk.async_events_unique_id": (16, 4),
     "host_execute_done_thunk.async_events_unique_id": (17, 1),
@@ -186,7 +186,7 @@ class Build:
 
     version: that of the wheel.
     python: the tag of the Python that it is for, such as "cp313" or "cp314t"; "" where all have the same library.
-    sites: the number of places of every change. lacks: the fields of `Library.messages` that it does not have.
+    sites: the number of sites of every change. lacks: the fields of `Library.messages` that it does not have.
     made: start of the SHA-256 of its result for the test's program (tests/patches/probe.py).
     follows_seed: whether that follows the seed of hash tables.
     tested: the Python that made it, twice.
@@ -293,7 +293,7 @@ def examined(path: Path) -> Build:
                 lacks.append(names)
             elif present != numbers:
                 others.append(f"{root} has {names} at {present}, not at {numbers}")
-        # A new kind of thunk that holds others would keep what varies in those: all such places must be in the table.
+        # A new kind of thunk that holds others would keep what varies in those: all such fields must be in the table.
         others += [f"{root} has another at {names}" for names in _own(messages, root) if names not in paths]
     if others:
         raise PatchError(f"{path.name} is not as those that are known: {'; '.join(others)}")

@@ -71,7 +71,7 @@ class Code:
             start = address + 1
 
     def imported(self, function: str) -> int | None:
-        """Return the place of the address of another library's function; None if it does not import the function.
+        """Return where the address is of another library's function; None if it does not import the function.
 
         Raises PatchError when its file cannot be read.
         """
@@ -183,11 +183,11 @@ def _undo(made: Sequence[tuple[Patch, int]]) -> None:
 
 def _protections(changes: Sequence[Patch]) -> list[int]:
     """Return the protection of each change's page."""
-    places = [(change.address, change.address + len(change.before)) for change in changes]
+    ranges = [(change.address, change.address + len(change.before)) for change in changes]
     # Read once: a process has hundreds.
-    mappings = list(_mappings(min(start for start, _ in places), max(end for _, end in places))) if places else []
+    mappings = list(_mappings(min(start for start, _ in ranges), max(end for _, end in ranges))) if ranges else []
     protections = []
-    for start, end in places:
+    for start, end in ranges:
         parts = [
             (min(end, m.end) - max(start, m.start), m.protection) for m in mappings if m.start < end and start < m.end
         ]

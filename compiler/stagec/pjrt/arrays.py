@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AbstractArray:
-    """The shape, dtype and place of an array, without its values; jaxlib reads it as it reads JAX's avals.
+    """The shape, dtype and sharding of an array, without its values; jaxlib reads it as it reads JAX's avals.
 
     shape, dtype: of the whole array. sharding: how it lies on devices. layout: the order of its elements in the memory
     of each device, in XLA's form ("{0,1}", `pjrt.layouts`); None: the usual one.
@@ -367,19 +367,19 @@ def put(values: NDArray[Any], sharding: Sharding, donated: bool = False, layout:
 def placing(aval: AbstractArray, donated: bool = False) -> Callable[[Sequence[NDArray[Any]]], _jax.ArrayImpl]:
     """Return a function that makes the buffer of an array of `aval`, like `put`, from the pieces of the own devices."""
     if aval.layout is not None:
-        return functools.partial(_place_in_layout, aval)
-    xla, devices, place = aval.sharding.xla, aval.sharding.own_devices, _jax.batched_device_put
+        return functools.partial(_put_in_layout, aval)
+    xla, devices, put = aval.sharding.xla, aval.sharding.own_devices, _jax.batched_device_put
     # XLA overwrites a donated buffer: it must never be the caller's memory. An accelerator reads it later than the CPU.
     shared = not donated and devices[0].platform == "cpu"
     kinds = xla_client.HostBufferSemantics
     semantics = kinds.ZERO_COPY if shared else kinds.IMMUTABLE_ONLY_DURING_CALL
     spec = aval.sharding.spec
     if shared or spec is None or spec.is_replicated():
-        return lambda pieces: place(aval, xla, pieces, devices, True, donated, semantics, True)
-    return lambda pieces: place(aval, xla, _apart(pieces), devices, True, donated, semantics, True)
+        return lambda pieces: put(aval, xla, pieces, devices, True, donated, semantics, True)
+    return lambda pieces: put(aval, xla, _apart(pieces), devices, True, donated, semantics, True)
 
 
-def _place_in_layout(aval: AbstractArray, pieces: Sequence[NDArray[Any]]) -> _jax.ArrayImpl:
+def _put_in_layout(aval: AbstractArray, pieces: Sequence[NDArray[Any]]) -> _jax.ArrayImpl:
     usual = abstract_array(aval.shape, aval.dtype, aval.sharding)
     buffer = in_layout(placing(usual)(pieces), usual, aval)
     buffer.block_until_ready()  # until then it may read the caller's memory
@@ -403,9 +403,9 @@ def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
 
     Of an array that is split, `batched_device_put` does not copy those: RuntimeError, bad_function_call (0.10.1).
     """
-    places = [piece.ctypes.data for piece in pieces]
-    pairs = zip(pieces, places, strict=True)
-    return [piece.copy() if place in places[:i] else piece for i, (piece, place) in enumerate(pairs)]
+    addresses = [piece.ctypes.data for piece in pieces]
+    pairs = zip(pieces, addresses, strict=True)
+    return [piece.copy() if address in addresses[:i] else piece for i, (piece, address) in enumerate(pairs)]
 
 
 def make_array_from_single_device_arrays(

@@ -168,7 +168,7 @@ class Signature:
         return Call(self.name, *trees, self._parameters, donated=known.donated)
 
     def path(self, leaf: int) -> str:
-        """Return the place of a leaf in the arguments, with the name of its parameter: `params['w']`."""
+        """Return the path of a leaf in the arguments, with the name of its parameter: `params['w']`."""
         return self.usage.path(self.paths[leaf])
 
     def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
@@ -233,32 +233,33 @@ class Signature:
     def _learn(
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[Any], structure: Any
     ) -> Sequence[Any]:
-        """Return the leaves, and remember the place of each among C++'s leaves. Raises CallError ("structure")."""
+        """Return the leaves, and remember the number of each among C++'s leaves. Raises CallError ("structure")."""
         apart = self._apart(leaves, structure)  # before `_flatten`: the static parts of the last arguments are known
         own = self._flatten(args, kwargs)
         if apart is not None:
             from stagec.pjrt.static_data import StaticData  # few functions take such objects
 
             given, ordered = apart or (leaves, own)
-            places = {id(leaf): i for i, leaf in enumerate(given)}
-            order = [places.pop(id(leaf), -1) for leaf in ordered]
+            numbers = {id(leaf): i for i, leaf in enumerate(given)}
+            order = [numbers.pop(id(leaf), -1) for leaf in ordered]
             self._orders[structure] = _Known(
                 range(len(order)) if order == [*range(len(leaves))] else order if -1 not in order else None,
                 self._types.seen(self._nodes_in) or None,
                 StaticData.of(structure) if self._compares_types else None,
                 # jaxlib treats fields of modules that are not arrays as leaves, but the function does not.
-                tuple((i, leaves[i]) for i in places.values()),
+                tuple((i, leaves[i]) for i in numbers.values()),
             )
         return own
 
     def _apart(self, leaves: Sequence[Any], structure: Any) -> tuple[()] | tuple[Sequence[Any], Sequence[Any]] | None:
-        """Return jaxlib's leaves and the function's with an object of its own in each place of a leaf that has several.
+        """Return jaxlib's leaves and the function's with an object of its own at each position of a repeated leaf.
 
-        Such a leaf does not identify its place. (): none has several. None: it cannot be done.
+        Such a leaf does not identify its position. (): none has several. None: it cannot be done.
         """
         count = Counter(map(id, leaves))
         if len(count) == len(leaves):
             return ()
+        # An array of one element seen in all places: it takes no memory, whatever the shape.
         given = [
             np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
             if count[id(leaf)] > 1 and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
@@ -320,6 +321,7 @@ class Signature:
             raise CallError("dtype", f"{self.name}: {self.path(i)} is {what}; expected {dtype} ({aval})")
         values = leaf if str(given).startswith("key<") else np.asarray(leaf)
         if _NARROWED.get(values.dtype.name) == dtype.name and not _x64_enabled():
+            # JAX narrows without a word too: a number beyond float32 is inf there.
             with np.errstate(over="ignore", invalid="ignore"):
                 return values.astype(dtype)
         if values.dtype != dtype:
@@ -372,6 +374,8 @@ class Signature:
             elif isinstance(leaf, DeviceArray):
                 if leaf.is_deleted():
                     raise self.deleted(i)
+                # The executable takes the memory of a donated argument, whatever a call wants: the aliases are in its
+                # module. So it gets a copy to take.
                 if donated[i] and not donate:
                     own = leaf.copy()
             buffers.append(executable.put(number, own, donated[i]))
@@ -386,7 +390,7 @@ class Signature:
         """Return a faster path for all leaves of `kinds`, after a successful call; None if there is none."""
         executable = self.executable
         assert executable is not None
-        return Prepared.of(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
+        return Prepared.for_kinds(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
 
     def _unflatten(self, outputs: Sequence[Any]) -> Any:
         try:
@@ -421,5 +425,7 @@ def _structure_of(tree: Tree) -> Any:
     if any(True for _ in tree.custom_nodes()):
         return None
     numbers = range(tree.num_leaves)
+    # C++ sorts the keys of a dict, and the description may have another order: then it would give results to the wrong
+    # names.
     leaves, structure = _CONTAINERS.flatten(tree.unflatten(numbers))
     return structure if leaves == [*numbers] else None

@@ -40,19 +40,19 @@ def from_dlpack(x: Any, /, *, device: _jax.Device | None = None, copy: bool | No
     if not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         raise TypeError(f"a {type(x).__qualname__} has no DLPack: it lacks __dlpack__ or __dlpack_device__")
     kind, number = map(int, x.__dlpack_device__())
-    place = _device(kind, number, device)
-    target = device or place
-    if copy is not True and target == place:
-        shared = _shared(x, kind, place)
+    source = _device(kind, number, device)
+    target = device or source
+    if copy is not True and target == source:
+        shared = _shared(x, kind, source)
         if shared is not None:
             return shared
     if copy is False:
-        where = f"it is not on {target}" if target != place else "XLA cannot use it where it is"
+        where = f"it is not on {target}" if target != source else "XLA cannot use it where it is"
         raise ValueError(f"from_dlpack: the array must be copied, because {where}; leave copy out")
     if kind == DLPACK_CPU[0]:
         values = x if isinstance(x, np.ndarray | DeviceArray | JaxArray) else np.from_dlpack(x)
     else:
-        values = _shared(x, kind, place)
+        values = _shared(x, kind, source)
     if values is None:
         raise BufferError("from_dlpack: XLA takes arrays of a device only where there are no gaps between elements")
     return put(contiguous(np.asarray(values)), single_device(target), donated=True)

@@ -10,20 +10,20 @@ from stagec.core.builds.platforms import Plugin
 
 def folder(package: str) -> Path | None:
     """Return the folder of a Python package without importing it; None when it is not installed."""
-    return next(iter(_places(package)), None)
+    return next(iter(_folders(package)), None)
 
 
 def file(package: str, name: str) -> Path | None:
     """Return a file of a package that several wheels have a part of; None if no part has it."""
-    return next((place / name for place in _places(package) if (place / name).is_file()), None)
+    return next((folder / name for folder in _folders(package) if (folder / name).is_file()), None)
 
 
-def _places(package: str) -> list[Path]:
+def _folders(package: str) -> list[Path]:
     try:
         spec = util.find_spec(package)
     except ModuleNotFoundError:  # the package around it is missing
         return []
-    return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
 def library(plugin: Plugin) -> Path | None:

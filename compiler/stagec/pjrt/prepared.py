@@ -68,7 +68,7 @@ class Prepared(NamedTuple):
     read: Callable[[Sequence[_jax.ArrayImpl]], list[NDArray[Any]]] | None
 
     @staticmethod
-    def of(
+    def for_kinds(
         executable: Executable, kinds: Kinds, kept: Sequence[int], donated: Sequence[bool], donate: bool
     ) -> Prepared | None:
         """Return calls of `executable`; None if a leaf needs a check, a copy or a move each time.
@@ -76,6 +76,7 @@ class Prepared(NamedTuple):
         kept: the indices of the leaves that are its parameters. donated: for each leaf. donate: whether the caller
         gives them up.
         """
+        # A call that keeps its donated arguments gives the executable new copies each time.
         if None in kinds or (not donate and True in donated):
             return None
         host: list[_Host] = []
@@ -96,7 +97,7 @@ class Prepared(NamedTuple):
                 return None
         call: dispatch.Call | None = None
         if host or weights:
-            call = partial(_place_and_execute, executable, host)
+            call = partial(_put_and_execute, executable, host)
         numbers = [number for number, _, _ in host]
         if call and numbers and not any(donated[kept[number]] for number in numbers):
             call = dispatch.dispatching(executable, numbers, call) or call
@@ -164,10 +165,10 @@ def _of_any(
     return run
 
 
-def _place_and_execute(executable: Executable, host: Sequence[_Host], *given: Any) -> list[_jax.ArrayImpl]:
+def _put_and_execute(executable: Executable, host: Sequence[_Host], *given: Any) -> list[_jax.ArrayImpl]:
     buffers = list(given)
-    for number, sharding, place in host:
-        buffers[number] = place(sharding.pieces(buffers[number]))
+    for number, sharding, put in host:
+        buffers[number] = put(sharding.pieces(buffers[number]))
     return executable.execute(buffers)
 
 

@@ -133,8 +133,8 @@ class Sharding:
         """Whether an array of `shape` lies in the same memory of the same devices in the same parts."""
         if self is other:
             return True
-        places = (self.devices, self.memory_kind) == (other.devices, other.memory_kind)
-        return places and self.parts(shape) == other.parts(shape)
+        same = (self.devices, self.memory_kind) == (other.devices, other.memory_kind)
+        return same and self.parts(shape) == other.parts(shape)
 
     def __repr__(self) -> str:
         where = ", ".join(str(device.id) for device in self.devices)
@@ -164,13 +164,13 @@ def placement(sharding: xla_client.HloSharding, shape: Sequence[int], num_device
         raise ValueError(f"shape {tuple(shape)} does not divide into {'x'.join(map(str, counts))} parts")
     parts = [Part(whole)] * num_devices
     for position, device in enumerate(sharding.tile_assignment_devices()):
-        place = [int(i) for i in np.unravel_index(position, tiles)]
+        tile = [int(i) for i in np.unravel_index(position, tiles)]
         slices = tuple(
             slice(i * size // count, (i + 1) * size // count)
-            for i, size, count in zip(place, shape, counts, strict=False)
+            for i, size, count in zip(tile, shape, counts, strict=False)
         )
         addend = 0
-        for i, count, kind in zip(place[len(shape) :], more, kinds, strict=True):
+        for i, count, kind in zip(tile[len(shape) :], more, kinds, strict=True):
             addend = addend * count + i if kind == _KINDS.UNREDUCED else addend
         parts[device] = Part(slices, addend)
     return tuple(parts)

@@ -114,7 +114,7 @@ class Weights:
             weight.keep(self)
 
     @staticmethod
-    def of(archive: Archive, mapped: bool = True, files: Files | None = None) -> Weights:
+    def from_archive(archive: Archive, mapped: bool = True, files: Files | None = None) -> Weights:
         """Return the weights of a bundle. mapped: as for this class.
 
         files: those beside the bundle; None: in its folder, each opened and checked when it is used.
@@ -148,8 +148,8 @@ class Weights:
 
 
 def _in_file(files: Files, entry: Mapping[str, Any], mapped: bool, sha256: str = "") -> Weight:
-    place = entry["file"], entry["start"], num_bytes(parse_aval(entry["aval"]))
-    return Weight(entry["aval"], functools.partial(files.array, *place, mapped), sha256)
+    span = entry["file"], entry["start"], num_bytes(parse_aval(entry["aval"]))
+    return Weight(entry["aval"], functools.partial(files.array, *span, mapped), sha256)
 
 
 class Bound:

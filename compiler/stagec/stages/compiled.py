@@ -158,9 +158,10 @@ class Compiled:
 
     def _run(self, leaves: Sequence[Any]) -> Sequence[Any]:
         for i, (leaf, aval) in enumerate(zip(leaves, self.description.in_avals, strict=True)):
+            # XLA compares no shapes: it would read beyond the end of a smaller array.
             if leaf.shape != aval.shape:
-                place, given = self._signature.path(i), Aval(aval.dtype, leaf.shape)
-                raise CallError("shape", f"{self.description.function}: {place} is {given}; expected {aval}")
+                path, given = self._signature.path(i), Aval(aval.dtype, leaf.shape)
+                raise CallError("shape", f"{self.description.function}: {path} is {given}; expected {aval}")
         return self._signature.call(leaves)
 
     @functools.cached_property

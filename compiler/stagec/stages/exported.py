@@ -177,7 +177,7 @@ class Exported(ExportedData):
         stored_names = []
         for argument in call.arguments:
             if not argument.by_keyword:
-                ends = [(names.get(leaf, ""), paths[leaf].removeprefix(argument.place)) for leaf in argument.leaves]
+                ends = [(names.get(leaf, ""), paths[leaf].removeprefix(argument.path)) for leaf in argument.leaves]
                 stored_names.append(
                     next((name[: len(name) - len(end)] for name, end in ends if name.endswith(end)), "")
                 )
@@ -193,17 +193,17 @@ class Exported(ExportedData):
         for aval, shape, path in zip(self.in_avals, shapes, paths, strict=True):
             given = shape[: len(aval.shape)] if aval.dtype.startswith("key<") else shape
             if len(given) != len(aval.shape):
-                place = self._usage.path(argument_path(path))
-                what = f"{place} has shape {shape}; expected {len(aval.shape)} dimensions ({aval})"
+                shown = self._usage.path(argument_path(path))
+                what = f"{shown} has shape {shape}; expected {len(aval.shape)} dimensions ({aval})"
                 raise CallError("shape", f"{self.fun_name}: {what}")
             equations += zip(aval.shape, given, strict=True)
-        places = (
+        names = (
             f"{self._usage.path(argument_path(path))}.shape[{i}]"
             for aval, path in zip(self.in_avals, paths, strict=True)
             for i in range(len(aval.shape))
         )
         try:
-            return solve(equations, places)
+            return solve(equations, names)
         except DimensionError as error:
             raise CallError("shape", f"{self.fun_name}: {error}") from None
 

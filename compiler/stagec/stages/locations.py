@@ -85,6 +85,7 @@ def of_module(module: ir.Module) -> tuple[Operation, ...]:
     done: set[tuple[str, str, tuple[Frame, ...]]] = set()
 
     def expand(function: str, caller: str, stack: tuple[Frame, ...]) -> None:
+        # Functions that call the next one twice would else double with each level.
         if (function, caller, stack) in done:
             return
         done.add((function, caller, stack))
@@ -187,6 +188,7 @@ def add_note(error: BaseException, debug: Path, hlo: str) -> None:
     """
     text = str(error)
     if "RESOURCE_EXHAUSTED" in text:
+        # XLA names no operation then, only a size: so those with the largest results are shown.
         text = "\n".join(largest(hlo))
     try:
         lines = as_text(find(debug, text)).rstrip()

@@ -59,6 +59,7 @@ def lower_exported(exported: ExportedData, platform: str, bucket: Mapping[str, i
         if len(main.regions[0].blocks[0].arguments) != has_index + tokens + len(kept):
             raise CannotLower(f"{exported.fun_name}: its module does not take the arguments that it declares")
         if has_index:
+            # Another platform than those exported is compiled as the first: JAX does the same where the check is off.
             index = exported.platforms.index(platform) if platform in exported.platforms else 0
             _bind_first_argument(main, lambda kind: _constant(kind, index))
         # JAX's runtime passes tokens from call to call, to keep effects in order. A call of an artifact is a program by
@@ -67,6 +68,7 @@ def lower_exported(exported: ExportedData, platform: str, bucket: Mapping[str, i
             _bind_first_argument(main, lambda _: stablehlo.create_token())
         _drop_results(main, tokens)
         _set_argument_shapes(main, [in_avals[i] for i in kept])
+        # Without, it is for one platform and has static shapes already: refinement would change nothing.
         if exported.uses_global_constants:
             module = _refine(module, exported.fun_name)
             if has_index:
@@ -85,6 +87,7 @@ def lower_exported(exported: ExportedData, platform: str, bucket: Mapping[str, i
                 for aval, t in zip(exported.out_avals, out_types, strict=True)
             ),
             kept_var_idx=kept,
+            # Only the module's attributes say what is donated. An argument that it does not take stays the caller's.
             donated=tuple(i in kept and given_away[kept.index(i)] for i in range(len(in_avals))),
             custom_calls=tuple(sorted(mlir.custom_calls(module))),
             module=mlir.to_bytecode(module),
@@ -206,8 +209,8 @@ def _violated(status: str) -> str:
     if not assertion:
         return ""
     sizes = dict.fromkeys(  # the status has it more than once
-        f"{name} = {value} ({place} = {size}{'' if expression == name else f', which is {expression}'})"
-        for name, value, expression, place, size in _SIZE.findall(status)
+        f"{name} = {value} ({dimension} = {size}{'' if expression == name else f', which is {expression}'})"
+        for name, value, expression, dimension, size in _SIZE.findall(status)
     )
     return ": ".join(filter(None, [assertion.group().rstrip(". "), ", ".join(sizes)]))
 

@@ -90,6 +90,7 @@ def _load(
 
         def compiling(given: Mapping[str, CompilerOption]) -> Any:
             compilation.set_options(settings, given)
+            # LLVM may be shown another CPU at this moment, for a target that another thread compiles for.
             with turns.for_this_machine():
                 return devices[0].client.compile_and_load(module, _jax.DeviceList(tuple(devices)), settings)
 

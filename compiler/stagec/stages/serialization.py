@@ -90,7 +90,7 @@ def _type(table: str, field: str) -> _Type:
 class _Budget:
     """How much may still be read of a buffer.
 
-    Offsets may point to one place from many others, which makes a small file a large value. Writers' files need only
+    Offsets may point to one position from many others, which makes a small file a large value. Writers' files need only
     one read of each byte, so this reads no more bytes than the file has.
     """
 
@@ -130,7 +130,7 @@ class _Table:
         if start + width * length > len(self._table.Bytes):
             raise ValueError("a vector runs over the end")
         self._budget.take(width * length)
-        return [self._value(place, scalar, name) for place in range(start, start + width * length, width)]
+        return [self._value(at, scalar, name) for at in range(start, start + width * length, width)]
 
     def required(self, field: str) -> _Table:
         """Return a field that is a table. Raises ValueError if it is not stored."""
@@ -140,7 +140,7 @@ class _Table:
         return table
 
     def _value(self, at: int, scalar: Any, name: str) -> Any:
-        """Return the value at a place, or at the target of the offset there."""
+        """Return the value at a position, or at the target of the offset there."""
         if scalar:
             return self._table.Get(scalar, at)
         if name not in ("string", "bytes"):

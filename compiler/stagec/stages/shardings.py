@@ -70,7 +70,7 @@ class Mesh:
         return f"Mesh({axes}axis_types=({', '.join(self.axis_types)}{',' * (len(self.axis_types) == 1)}))"
 
     @staticmethod
-    def of(mesh: Any) -> Mesh:
+    def from_jax(mesh: Any) -> Mesh:
         """Return `mesh`, or the description of one of JAX's meshes (`jax.sharding.Mesh`, `AbstractMesh`)."""
         if isinstance(mesh, Mesh):
             return mesh
@@ -162,7 +162,7 @@ class NamedSharding:
 
     def with_mesh(self, mesh: Any) -> NamedSharding:
         """Return the same sharding over `mesh`. Raises ValueError when its axes are not those of this mesh."""
-        new, old = Mesh.of(mesh), self.mesh
+        new, old = Mesh.from_jax(mesh), self.mesh
         if (new.axis_sizes, new.axis_names, new.axis_types) != (old.axis_sizes, old.axis_names, old.axis_types):
             raise ValueError(f"NamedSharding new mesh {new} does not match the mesh used for export {old}.")
         return NamedSharding(new, self.spec, self.memory_kind)
@@ -229,7 +229,7 @@ def named_sharding(hlo: xla_client.HloSharding, ndim: int, mesh: Any) -> NamedSh
 
     Raises ValueError when the mesh has none.
     """
-    target = Mesh.of(mesh)
+    target = Mesh.from_jax(mesh)
     if hlo.is_replicated() or (hlo.is_maximal() and target.size == 1):
         return NamedSharding(target, PartitionSpec())
     if hlo.is_unreduced():

@@ -164,6 +164,7 @@ class Vouching:
                 signed = signed_by(envelope, self.keys)
                 if not signed:
                     continue
+                # Before the statement is read: `stagec verify` tells another bundle's signature from none (`signed`).
                 signers |= {*signed}
                 statement = Statement.read(envelope.payload, path)
                 statement.check_index(index, whole, path, self._bundle)
@@ -191,6 +192,7 @@ class Vouching:
         if len(right) >= self.threshold:
             self.signed = tuple(name for name in self.keys if name in right)
             return
+        # With one envelope, its own fault says more than a count of keys.
         if len(self.paths) == len(self._refused) == 1:
             raise self._refused[0]
         what = f"{len(right)} of {len(self.keys)} keys signed it, {self.threshold} must"
@@ -205,6 +207,7 @@ def envelopes_of(bundle: str | Path, given: Sequence[str | Path] = ()) -> list[s
     be missing: somebody removed that one.
     """
     names: list[str | Path] = [*numbered(str(bundle), SUFFIX)]
+    # Where there is none, the first name: the message then says where a signature belongs.
     return [*given] or [path for path in names if os.path.lexists(path)] or names[:1]
 
 
@@ -238,7 +241,9 @@ def open_signed(
 def signed_by(envelope: Envelope, keys: Mapping[str, PublicKey]) -> list[str]:
     """Return the keyids of those of `keys` that signed the envelope's payload, each once, in the order of `keys`."""
     message = pae(PAYLOAD_TYPE, envelope.payload)
+    # An envelope may repeat one signature, and each costs a verification with each key.
     different = list(dict.fromkeys(signature for _, signature in envelope.signatures))
+    # Each key tries each signature: a keyid is a hint that anybody may write (DSSE, envelope.md).
     return [name for name, key in keys.items() if any(is_signed(key, signature, message) for signature in different)]
 
 
@@ -248,6 +253,7 @@ def subjects(archive: Indexed) -> dict[str, str]:
     Its members are `<bundle>/<member>`; files of weights beside it have their names in the index.
     """
     members = {name: entry["sha256"] for name, entry in archive.index["members"].items()}
+    # The index lists all members but itself: it cannot have its own digest.
     digests = {INDEX: hashlib.sha256(archive.encoded_index).hexdigest(), **members}
     inside = {f"{bundle_name(archive)}/{name}": digest for name, digest in digests.items()}
     return inside | {name: file["sha256"] for name, file in archive.index["weights_files"].items()}

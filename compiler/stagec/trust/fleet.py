@@ -56,6 +56,7 @@ def _of_function(
     """Yield the rows of a function; one for each of `targets` too if it has executables for others alone."""
     until, maker = function["readable_until"], function["versions"].get("jaxlib")
     readable, why = expiry.may_read(jaxlib, until, maker)
+    # JAX's promise is one of days, so a release counts only if its day is known; a release reads its own in any case.
     known = bool(releases.release(jaxlib).day) or maker == jaxlib
     exported = why or (
         f"this stagec does not know jaxlib {jaxlib}"
@@ -70,6 +71,7 @@ def _of_function(
         sizes = by_target.setdefault(entry["target"], {})
         what = shown(naming.bucket(entry["bucket"]))
         sizes[what] = sizes.get(what, False) or entry["versions"]["jaxlib"] == jaxlib
+    # A function without executables is compiled where it is loaded, so only the promise for its artifact counts.
     if not by_target:
         yield {**row, "missing": [], "exported": exported}
     for target in [name for name in targets if by_target and name not in by_target]:

@@ -40,6 +40,7 @@ _KINDS = "Ed25519 or ECDSA (P-256, P-384, P-521)"
 
 def read_keys(keys: Iterable[Key]) -> dict[str, PublicKey]:
     """Return public keys by keyid, the same key once. Raises LoadError ("key", "cryptography")."""
+    # By the key, and not by its file: a threshold counts different keys, and one may be named twice.
     return {keyid(public): public for public in map(_public_key, keys)}
 
 

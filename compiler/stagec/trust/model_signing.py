@@ -102,7 +102,10 @@ def sign(name: str, files: Mapping[str, str], key: PrivateKey) -> bytes:
             "Model Signing takes ECDSA keys: openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
         )
     files = dict(sorted(files.items()))
+    # Model Signing's digest of a folder: over the digests of its files, in the order of their paths.
     root = hashlib.sha256(b"".join(bytes.fromhex(sha256) for sha256 in files.values())).hexdigest()
+    # Statements, SBOM and signatures come later than what they are about. model-signing refuses a folder with a file
+    # that is neither signed nor ignored.
     stems = {stem for file in files for stem in (file, file.removesuffix(".aot"))}
     beside = sorted(f"{stem}{suffix}" for stem in stems for suffix in _BESIDE)
     serialization = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}

@@ -72,6 +72,7 @@ def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Envi
         "$schema": "http://cyclonedx.org/schema/bom-1.7.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.7",
+        # A drawn one would make the SBOMs of two equal builds differ.
         "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(values, sort_keys=True)).urn,
     }
     return json.dumps({**head, **values}, indent=1) + "\n"

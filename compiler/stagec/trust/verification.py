@@ -65,6 +65,7 @@ def verify(
         summary = str(error).removeprefix(f"{path}: ")
         checks.append({"check": _failed(error, vouching, checks), "ok": False, "summary": summary})
         report["verdict"] = REFUSED
+    # A refused bundle may say anything of itself.
     if serves and report["verdict"] != REFUSED:
         rows = fleet.serves(archive.index, serves, functions, targets)
         report |= {"serves": all(row["ok"] for row in rows), "jaxlibs": rows}
@@ -110,6 +111,7 @@ def _checks(
     yield "container", f"{len(members)} members, each with the digest that the index says"
     sha256 = ""
     if vouching is not None:
+        # The loader does without, because the signed index has the digest of each member. Here the whole file counts.
         sha256 = archive.sha256()
         vouching.check(archive, sha256)
         yield "subjects", f"signed were this file and its {len(members)} members"

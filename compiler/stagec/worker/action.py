@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 
-from stagec.worker.place import Place
+from stagec.worker.jail import Jail
 from stagec.worker.protocol import Requests
 
 _SHOWN = 1 << 19
@@ -24,12 +24,12 @@ ENDED = struct.Struct("iq")
 class Process:
     """A fork. Nothing that it says or leaves is believed: it may be the model that speaks."""
 
-    def __init__(self, template: socket.socket, place: Place, namespaces: Sequence[int], for_series: bool) -> None:
+    def __init__(self, template: socket.socket, jail: Jail, namespaces: Sequence[int], for_series: bool) -> None:
         """Have the template fork.
 
-        place, namespaces: of `Namespaces.action`. for_series: whether it does the work of several actions, not of one.
+        jail, namespaces: of `Namespaces.action`. for_series: whether it does the work of several actions, not of one.
         """
-        self._template, self._place, self._for_series = template, place, for_series
+        self._template, self._jail, self._for_series = template, jail, for_series
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._hears, self._word = True, b""
         self._printed: _Pipe | None = None
@@ -40,7 +40,7 @@ class Process:
         """Let it begin an action. arguments: of the command. copies: files that it writes there before, by path."""
         self._printed, self._word = _Pipe(_SHOWN), b""
         sizes = [(path, len(content)) for path, content in copies.items()]
-        asked = {"arguments": arguments, "place": self._place, "copies": sizes, "goes_on": self._for_series}
+        asked = {"arguments": arguments, "jail": self._jail, "copies": sizes, "goes_on": self._for_series}
         request = os.memfd_create("request")
         with open(request, "wb", closefd=False) as file:
             file.writelines([json.dumps(asked).encode(), b"\n", *copies.values()])
@@ -115,7 +115,7 @@ class Ended:
     def __init__(self, how: int, memory: int | None, printed: bytes, word: bytes, folders: Sequence[str]) -> None:
         """how: waitpid's status. memory: None for that of the report. word: the action's own report.
 
-        folders: possible places of undeclared files.
+        folders: possible folders of undeclared files.
         """
         self._how = how
         self.memory = memory or 0

@@ -1,6 +1,6 @@
 """Filters of system calls, for a process and all that it starts, for good. They take no privilege.
 
-They hold in every place of an action, with namespaces and without: no socket, no memory of all processes, no new
+They hold in every jail, with namespaces and without: no socket, no memory of all processes, no new
 namespace. So an action has no namespaces of network and IPC, which would keep out only what a filter keeps out; and a
 model that has no socket in a container has none on a laptop.
 
@@ -107,7 +107,7 @@ def of_template(in_group: bool) -> bytes:
 
 
 def of_action(in_group: bool) -> bytes:
-    """Return what is refused besides to a fork that has entered its place: to enter another one."""
+    """Return what is refused besides to a fork that has entered its jail: to enter another one."""
     return assembled(fails_if_called([_SETNS, *([_SETPGID] if in_group else [])], _EPERM))
 
 

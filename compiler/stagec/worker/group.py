@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stagec.worker import filters, landlock, syscalls
-from stagec.worker.place import MANY, Place, ending, start_template
+from stagec.worker.jail import MANY, Jail, ending, start_template
 from stagec.worker.root import BELOW, DEVICES, MACHINE, packages
 
 _NAMES = "see the names of files and processes"
@@ -51,7 +51,7 @@ class Group:
         return f"they have {by}: a model can {_CAN[max(since for since in _CAN if version >= since)]}"
 
     def see_packages(self) -> None:
-        """Show the packages that are there now: places have none of their own."""
+        """Show the packages that are there now: jails have none of their own."""
 
     def start(self, words: Sequence[str], in_place: bool) -> socket.socket:
         """Start a template, as `Namespaces.start` does."""
@@ -83,7 +83,7 @@ class Group:
     @contextlib.contextmanager
     def action(
         self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
-    ) -> Iterator[tuple[Place, list[int]]]:
+    ) -> Iterator[tuple[Jail, list[int]]]:
         """Make the process group of an action, as `Namespaces.action` does."""
         working, read = None, None
         if files is not None:
@@ -97,7 +97,7 @@ class Group:
         try:
             os.setpgid(group, group)
             self._group = group
-            yield Place(working, written, read, group), []
+            yield Jail(working, written, read, group), []
         finally:
             _end(group)
             self._group = None

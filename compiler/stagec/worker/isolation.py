@@ -2,8 +2,8 @@
 
 There are two, for neither keeps every promise of docs/security.md everywhere. Most containers allow no namespaces; and
 without them, Landlock does not know the names of files, command lines of processes and, before Linux 6.12, signals, and
-some kernels do not have it. To make a place with namespaces takes 6 ms of an export's 270, and one without them 18 ms.
-Compilations have the same places: they run no code of a model, but XLA reads a file that a model's action wrote, and
+some kernels do not have it. To make a jail with namespaces takes 6 ms of an export's 270, and one without them 18 ms.
+Compilations have the same jails: they run no code of a model, but XLA reads a file that a model's action wrote, and
 one process compiles a series.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from stagec.worker import filters, syscalls
 from stagec.worker.group import Group
+from stagec.worker.jail import LONGEST, end_with, said
 from stagec.worker.namespaces import Namespaces
-from stagec.worker.place import LONGEST, end_with, said
 from stagec.worker.root import BELOW
 
 Isolation = Namespaces | Group

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from stagec.worker import filters, root, syscalls
-from stagec.worker.place import LONGEST, MANY, Place, end_with, ending, expect, keep_open, start_template
+from stagec.worker.jail import LONGEST, MANY, Jail, end_with, ending, expect, keep_open, start_template
 from stagec.worker.root import packages
 
 _KINDS = ("pid", "mnt")
@@ -74,12 +74,12 @@ class Namespaces:
     @contextlib.contextmanager
     def action(
         self, folder: str, inputs: Sequence[str], files: int | None, written: Sequence[str] = ()
-    ) -> Iterator[tuple[Place, list[int]]]:
+    ) -> Iterator[tuple[Jail, list[int]]]:
         """Make the namespaces of an action. When the block is left, all processes in them are dead.
 
         inputs: paths relative to `folder`. files: of `new_files`; None: it sees the files of the worker.
         written: folders that it may write to, where it does.
-        Gives the place, and descriptors of its namespaces: that of processes first. Raises OSError if the system
+        Gives the jail, and descriptors of its namespaces: that of processes first. Raises OSError if the system
         does not let it.
         """
         descriptors: list[int] = []
@@ -96,7 +96,7 @@ class Namespaces:
             message, descriptors, _, _ = socket.recv_fds(ours, LONGEST, len(_KINDS))
             if not descriptors:
                 expect(message or b"a process died")
-            yield Place(None, written) if files is None else Place(root.WORKING), descriptors
+            yield Jail(None, written) if files is None else Jail(root.WORKING), descriptors
         finally:
             ours.close()
             os.kill(first, signal.SIGKILL)

@@ -104,9 +104,9 @@ def enter(root: int, shown: Iterable[str], files: int, folder: str = "", inputs:
     for name in sorted({*_TEMPORARY.values(), "work"}):
         os.mkdir(f"{FOLDER[1:]}/{name}")
     for path in _both(shown):
-        for place, own in _TEMPORARY.items():
-            if _is_below(path, [place]):
-                _show(path, f"{FOLDER[1:]}/{own}{path.removeprefix(place)}", as_link=False)
+        for temporary, own in _TEMPORARY.items():
+            if _is_below(path, [temporary]):
+                _show(path, f"{FOLDER[1:]}/{own}{path.removeprefix(temporary)}", as_link=False)
     os.mkdir(WORKING[1:])
     made = {""}
     for name in inputs:  # of a large model they are many

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 
 from stagec.worker import isolation, outputs
 from stagec.worker.action import Ended, Process, mebibytes
-from stagec.worker.place import said
+from stagec.worker.jail import said
 from stagec.worker.protocol import Request, Requests, Response
 from stagec.worker.root import identity, packages
 
@@ -150,7 +150,7 @@ class _Worker:
     def _fork(self, series: str, inputs: Sequence[str], declared: Sequence[str]) -> Iterator[_Fork]:
         """Have a process for an action: the one that is kept if it is of this series, else a new one.
 
-        series: "" for a process of the action's own. inputs: that its place shows. When the block is left, the process
+        series: "" for a process of the action's own. inputs: that its jail shows. When the block is left, the process
         is dead, if it is not kept.
         """
         kept, self._kept = self._kept, None
@@ -180,7 +180,7 @@ class _Worker:
 
 
 class _Fork:
-    """A process in its place.
+    """A process in its jail.
 
     series: of its actions; "" if it does only one. files: as `Namespaces.action` has it. has_worked: whether it has
     done an action. ended: whether it is dead, and all that it started.
@@ -196,19 +196,19 @@ class _Fork:
     ) -> None:
         """Start it. in_place: what it writes in the execution root; None: it works in a folder of its own."""
         self.series, self.has_worked, self.ended = series, False, False
-        self._place, self._folder = contextlib.ExitStack(), contextlib.ExitStack()
+        self._jail, self._folder = contextlib.ExitStack(), contextlib.ExitStack()
         with contextlib.ExitStack() as if_it_fails:
             if_it_fails.push(self._folder)
-            if_it_fails.push(self._place)
+            if_it_fails.push(self._jail)
             written = () if in_place is None else outputs.make_folders(in_place)
             self.files = self._folder.enter_context(isolated.new_files()) if in_place is None else None
-            place = self._place.enter_context(isolated.action(os.getcwd(), inputs, self.files, written))
-            self.process = Process(template, *place, bool(series))
+            jail = self._jail.enter_context(isolated.action(os.getcwd(), inputs, self.files, written))
+            self.process = Process(template, *jail, bool(series))
             if_it_fails.pop_all()
 
     def end(self) -> Ended:
         """Kill it, if it is not dead; return how it ended."""
-        self._place.close()
+        self._jail.close()
         self.ended = True
         return self.process.end(os.getcwd())
 

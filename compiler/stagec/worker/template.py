@@ -1,6 +1,6 @@
 """The process that imports what a command needs, once, and forks for every action.
 
-It is where the worker started it (place.py), and each fork enters the place of its action before it does anything.
+It is where the worker started it (jail.py), and each fork enters the jail of its action before it does anything.
 It imports packages and the compiler, never a model, and starts no XLA client: a fork after that would wait for threads
 that it does not have. So a fork starts with what a new process has after its imports, and what it does is gone when it
 has ended. It does the work of one action, or of a series (server.py).
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from stagec.worker import syscalls, work
 from stagec.worker.action import ENDED
-from stagec.worker.place import Place
+from stagec.worker.jail import Jail
 
 _NAMESPACES = 2
 
@@ -59,11 +59,11 @@ def serve(descriptor: int, prepare: Callable[[], object], run: Callable[[Sequenc
 
 
 class _Process:
-    """A fork. It works in the place of its first action. What an action prints goes to a descriptor of the action's."""
+    """A fork. It works in the jail of its first action. What an action prints goes to a descriptor of the action's."""
 
     def __init__(self, requests: socket.socket, namespaces: Sequence[int], run: Callable[[Sequence[str]], int]) -> None:
         self._requests, self._namespaces, self._run = requests, namespaces, run
-        self._place: Place | None = None
+        self._jail: Jail | None = None
         self._goes_on = False
         self._missed = set[str]()
 
@@ -87,8 +87,8 @@ class _Process:
         with open(request, "rb") as file:
             asked, contents = json.loads(file.readline()), file.read()
         self._goes_on = asked["goes_on"]
-        if self._place is None:
-            self._enter(Place(*asked["place"]))
+        if self._jail is None:
+            self._enter(Jail(*asked["jail"]))
         else:
             _clear()
         start = 0
@@ -99,12 +99,12 @@ class _Process:
             start += size
         return self._run(asked["arguments"])
 
-    def _enter(self, place: Place) -> None:
+    def _enter(self, jail: Jail) -> None:
         gc.enable()
-        self._place = place
-        place.enter(self._namespaces, self._requests.fileno())
-        if place.working is not None:
-            work.note_missed(self._missed, place.working, elsewhere=True)
+        self._jail = jail
+        jail.enter(self._namespaces, self._requests.fileno())
+        if jail.working is not None:
+            work.note_missed(self._missed, jail.working, elsewhere=True)
         work.tell_crashes()
 
 

@@ -9,7 +9,7 @@ Three layers, from the bottom to the top:
 3. `namespace`: the Python array API standard (https://data-apis.org/array-api/2025.12/) and parts of JAX's API, written
    with primitives.
 
-`primitives.derivatives` turns a program into that of its vector-Jacobian product, `exporting` into a module in the form
+`primitives.derivatives` turns a program into that of its vector-Jacobian product, `modules` into a module in the form
 of `jax.export`. The public faces are this package, `numpy`, `lax`, `nn` and `random`. ARCHITECTURE.md beside this
 package says how to add a primitive, a function and a test.
 """

@@ -19,8 +19,8 @@ from jaxlib.mlir.dialects import func
 from stagec.pjrt import arrays, clients, custom_calls, dialects, turns
 from stagec.pjrt.executable import Executable
 from stagec_arrays import dtypes, tracing
+from stagec_arrays.locations import here
 from stagec_arrays.lowering import Lowering, main_function, tensor_type
-from stagec_arrays.places import here
 from stagec_arrays.program import Equation, Primitive, Program, Variable, has_programs, pruned
 from stagec_arrays.tracing import LeakedTracer, Tracer
 from stagec_arrays.values import Literal, ShapedArray, Value, physical, shown

@@ -13,6 +13,23 @@ from stagec_arrays.namespace.control import (
     switch as switch,
     while_loop as while_loop,
 )
+from stagec_arrays.namespace.gather_scatter import (
+    GatherDimensionNumbers as GatherDimensionNumbers,
+    ScatterDimensionNumbers as ScatterDimensionNumbers,
+    dynamic_index_in_dim as dynamic_index_in_dim,
+    dynamic_slice as dynamic_slice,
+    dynamic_slice_in_dim as dynamic_slice_in_dim,
+    dynamic_update_index_in_dim as dynamic_update_index_in_dim,
+    dynamic_update_slice as dynamic_update_slice,
+    dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
+    gather as gather,
+    scatter as scatter,
+    scatter_add as scatter_add,
+    scatter_max as scatter_max,
+    scatter_min as scatter_min,
+    scatter_mul as scatter_mul,
+    slice_in_dim as slice_in_dim,
+)
 from stagec_arrays.namespace.operators import (
     add as add,
     cbrt as cbrt,
@@ -45,23 +62,6 @@ from stagec_arrays.namespace.parallel import (
     psum as psum,
     psum_scatter as psum_scatter,
     with_sharding_constraint as with_sharding_constraint,
-)
-from stagec_arrays.namespace.places import (
-    GatherDimensionNumbers as GatherDimensionNumbers,
-    ScatterDimensionNumbers as ScatterDimensionNumbers,
-    dynamic_index_in_dim as dynamic_index_in_dim,
-    dynamic_slice as dynamic_slice,
-    dynamic_slice_in_dim as dynamic_slice_in_dim,
-    dynamic_update_index_in_dim as dynamic_update_index_in_dim,
-    dynamic_update_slice as dynamic_update_slice,
-    dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
-    gather as gather,
-    scatter as scatter,
-    scatter_add as scatter_add,
-    scatter_max as scatter_max,
-    scatter_min as scatter_min,
-    scatter_mul as scatter_mul,
-    slice_in_dim as slice_in_dim,
 )
 from stagec_arrays.namespace.transformations import stop_gradient as stop_gradient
 from stagec_arrays.namespace.windows import (

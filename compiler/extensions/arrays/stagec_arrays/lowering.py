@@ -22,8 +22,8 @@ from stagec.core.sizes.size import Size
 from stagec_arrays import dims
 from stagec_arrays.dims import Dim, Shape
 from stagec_arrays.dtypes import BITS, BOOL, KINDS, NAMED, SIGNED, UNSIGNED, DType
+from stagec_arrays.locations import frames_of_user, location_of
 from stagec_arrays.meshes import Axes
-from stagec_arrays.places import frames_of_user, place_of
 from stagec_arrays.program import Equation, Operand, Program
 from stagec_arrays.values import Literal, ShapedArray, physical
 
@@ -134,7 +134,7 @@ class Lowering:
     platforms: those that the module is for. platform_index: which of them it runs on, an i32; None if there is one.
     sizes: the number of each named size, an i32, where sizes are symbolic.
     mesh: over which arrays are split, as `declare_mesh` has written it; empty if there is one device.
-    located: whether operations have their places in the user's sources.
+    located: whether operations have their locations in the user's sources.
     """
 
     def __init__(self, platforms: Sequence[str], located: bool = False) -> None:
@@ -244,9 +244,9 @@ class Rule:
         return self.lowering.platforms
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """FILE:LINE in the user's sources, for messages; "" if it is not known."""
-        return place_of(self._equation.traceback)
+        return location_of(self._equation.traceback)
 
     def broadcast(self, value: IRValue, aval: ShapedArray, shape: Shape, axes: Sequence[int] | None = None) -> IRValue:
         """Return an array of `aval` broadcast to `shape`; `axes` are those that its own become, None: the last."""
@@ -288,8 +288,8 @@ class Rule:
     def block(self, operation: ir.OpView, number: int, avals: Sequence[ShapedArray]) -> ir.Block:
         """Append to a region of an operation the block that takes arrays of these avals."""
         kinds = [tensor_type(aval) for aval in avals]
-        places = [ir.Location.current] * len(kinds)
-        result: ir.Block = operation.operation.regions[number].blocks.append(*kinds, arg_locs=places)
+        locations = [ir.Location.current] * len(kinds)
+        result: ir.Block = operation.operation.regions[number].blocks.append(*kinds, arg_locs=locations)
         return result
 
     def reducer(self, operation: ir.OpView, combine: Callable[[IRValue, IRValue], IRValue]) -> None:
@@ -382,12 +382,12 @@ def location(traceback: _jax.Traceback, name: str) -> ir.Location:
     return ir.Location.name(name, stack)
 
 
-def main_function(inputs: Sequence[ir.Type], results: Sequence[ir.Type], places: Sequence[ir.Location] = ()) -> Any:
+def main_function(inputs: Sequence[ir.Type], results: Sequence[ir.Type], locations: Sequence[ir.Location] = ()) -> Any:
     """Return a new public function `main` at the insertion point, with an entry block.
 
-    places: the origins of its arguments.
+    locations: of of its arguments.
     """
     kind: Any = func.FuncOp  # jaxlib's stubs are those of its base
     function = kind("main", (list(inputs), list(results)), visibility="public")
-    function.add_entry_block(list(places) or None)
+    function.add_entry_block(list(locations) or None)
     return function

@@ -145,7 +145,7 @@ def _describe(node: Any) -> tuple[str, bytes]:
         return name_of(kind), _describe_own(_REGISTERED[kind], auxdata)
     if hasattr(kind, "_fields") and issubclass(kind, tuple):
         return name_of(kind), json.dumps(kind._fields).encode()  # as JAX's `register_namedtuple_serialization` does
-    level = OneLevel.of(node.unflatten([object() for _ in range(node.num_leaves)]))
+    level = OneLevel.flatten(node.unflatten([object() for _ in range(node.num_leaves)]))
     if level is None:
         raise ValueError(f"{name_of(kind)} has no description")
     return name_of(kind), level.describe()

@@ -17,7 +17,7 @@ from jaxlib import _jax
 from stagec_arrays import dims
 from stagec_arrays.dims import Shape
 from stagec_arrays.dtypes import KEY, DType
-from stagec_arrays.places import here, located
+from stagec_arrays.locations import here, located
 from stagec_arrays.program import Equation, Operand, Primitive, Program, Variable
 from stagec_arrays.values import Literal, ShapedArray, Value
 

@@ -1,6 +1,6 @@
 """Calls of functions of `stagec.jit`: which calls differ, which are refused and where, and sizes as numbers.
 
-Modules: `stagec_arrays/places.py`, `stagec_arrays/frontend/staging.py`.
+Modules: `stagec_arrays/locations.py`, `stagec_arrays/frontend/staging.py`.
 """
 
 import re

@@ -18,7 +18,7 @@ from stagec.manifest.load import load_manifest
 from stagec.manifest.planning import plan
 from stagec.stages.exported import Exported
 from tests.building import action_environment, stagec as command
-from tests.frontends.exporting import spec
+from tests.frontends.workspace import spec
 
 MODEL = '''"""A model."""
 import stagec

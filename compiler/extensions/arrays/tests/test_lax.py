@@ -1,6 +1,6 @@
 """Functions of `stagec_arrays.lax`: the values of `jax.lax`, and its derivatives.
 
-Modules: `stagec_arrays/namespace/operators.py`, `stagec_arrays/namespace/places.py`,
+Modules: `stagec_arrays/namespace/operators.py`, `stagec_arrays/namespace/gather_scatter.py`,
 `stagec_arrays/namespace/windows.py`, `stagec_arrays/primitives/contractions.py`,
 `stagec_arrays/primitives/cumulative.py`, `stagec_arrays/primitives/indexing.py`,
 `stagec_arrays/primitives/sorting.py`, `stagec_arrays/primitives/windows.py`, `stagec_arrays/lax.py`.

@@ -1,6 +1,6 @@
 """Programs: derivatives and control flow against JAX's, artifacts that JAX reads, and no JAX anywhere.
 
-Modules: `stagec_arrays/binding.py`, `stagec_arrays/exporting.py`, `stagec_arrays/lowering.py`,
+Modules: `stagec_arrays/binding.py`, `stagec_arrays/modules.py`, `stagec_arrays/lowering.py`,
 `stagec_arrays/program.py`, `stagec_arrays/pytrees.py`, `stagec_arrays/namespace/control.py`,
 `stagec_arrays/primitives/control.py`.
 """
@@ -27,7 +27,7 @@ import stagec_arrays.lax
 import stagec_arrays.nn
 import stagec_arrays.numpy as xp
 from stagec.stages import mlir
-from stagec_arrays import exporting
+from stagec_arrays import modules
 from tests.building import EXTENSIONS, ROOT
 
 RNG = np.random.default_rng(0)
@@ -160,10 +160,10 @@ def test_an_artifact_is_jaxs_too() -> None:
 def test_the_portable_form_is_xlas(function: Callable[..., Any]) -> None:
     traced = stagec.jit(function, frontend="arrays").trace(W)
     with mlir.make_context():
-        ours = exporting.portable(exporting.module(traced.program, (0,), ("cpu",)))
+        ours = modules.portable(modules.module(traced.program, (0,), ("cpu",)))
         requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_12
         version = stablehlo.get_version_from_compatibility_requirement(requirement)
-        module = exporting.module(traced.program, (0,), ("cpu",))
+        module = modules.module(traced.program, (0,), ("cpu",))
         assert ours == _jax.mlir.serialize_portable_artifact(module, version, True)
 
 

@@ -41,7 +41,7 @@ def check(
         if name not in have:
             what = f"{name} has no golden inputs"
             raise CallError("static", f"{what}; write one of {', '.join(have)}" if have else what)
-    bound = Weights.of(archive, files=Files(archive.path, index, weights, "use")).by_name
+    bound = Weights.from_archive(archive, files=Files(archive.path, index, weights, "use")).by_name
     for name in functions or have:
         signature = index["functions"][name]
         golden = signature["golden"]

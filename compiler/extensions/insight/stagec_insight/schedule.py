@@ -116,11 +116,13 @@ class _Simulation:
                 self._wait(begun)
         if instruction.opcode.endswith(("-done", "-update")):
             return
-        metrics = self.counter.of(instruction, scope, chains)
+        metrics = self.counter.metrics_of(instruction, scope, chains)
         flops, size = metrics.get(totals.FLOPS, 0), metrics.get(totals.BYTES, 0)
         if instruction.opcode != instruction.operation:  # its end writes
             ends = (user for user in scope.computation.users.get(instruction.name, ()) if user.opcode.endswith("-done"))
-            size = (size or 0) + sum(self.counter.of(end, scope, set()).get(totals.BYTES, 0) or 0 for end in ends)
+            size = (size or 0) + sum(
+                self.counter.metrics_of(end, scope, set()).get(totals.BYTES, 0) or 0 for end in ends
+            )
         computing, moving = (flops or 0) / self.rates.flops, (size or 0) / self.rates.bandwidth
         exchange = metrics.get(totals.SECONDS, 0) or 0
         event = Event(COMPUTE, instruction.name, instruction.operation, 0, 0, instruction.model_name, flops, size)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import chromium
-from tests.building import build, checked, stagec
+from tests.building import build_model, checked, stagec
 from tests.bundles import edited, edited_index, whole_index, with_index
 from tests.signed import write_keys, write_provenance
 
@@ -52,9 +52,7 @@ def twice(x):
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    (folder / "m.toml").write_text(MANIFEST)
-    (folder / "model.py").write_text(MODEL)
-    return build("m.toml", folder, folder)
+    return build_model(folder, MANIFEST, MODEL)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,9 @@ from stagec.core.messages.errors import StagecError, mistake
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.trust.dsse import LARGEST
-from stagec_registry import containers, layout, placing, referrers
+from stagec_registry import containers, layout, pull_folder, referrers
 from stagec_registry.layout import Descriptor, FileOf, Layout
-from stagec_registry.placing import Blob, Folder
+from stagec_registry.pull_folder import Blob, Folder
 
 _REFERENCE = re.compile(
     r"(?P<repository>[^/@:]+(?::[0-9]+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)+)"
@@ -194,20 +194,20 @@ class Registry:
             own = source._replace(digest=_own_image(raw, source))
             raw = self._raw(own)
         image = _image(raw, own)
-        with placing.locked(folder) as place:
-            place.keep(image.files)
-            self._copy(f"docker://{own}", f"oci:{place.layout}:{layout.IMAGE}", "--preserve-digests", size=image.size)
-            files = place.contents(image.files)
+        with pull_folder.locked(folder) as target:
+            target.keep(image.files)
+            self._copy(f"docker://{own}", f"oci:{target.layout}:{layout.IMAGE}", "--preserve-digests", size=image.size)
+            files = target.contents(image.files)
             bundle = files[image.bundle]
             digests = {bundle, *image.bases}
-            about, left_out = self._pull_referrers(source, image, digests, place)
+            about, left_out = self._pull_referrers(source, image, digests, target)
             said = {path: Blob(digest) for path, digest in about.items()}
-            removed = place.place(image.files | said, image.bundle, digests)
+            removed = target.commit(image.files | said, image.bundle, digests)
         first_names = (next(referrers.names(image.bundle, suffix)) for suffix in layout.REFERRERS)
         return Pulled(files | about, left_out, removed, [name for name in first_names if name not in about])
 
     def _pull_referrers(
-        self, source: Reference, image: _Image, digests: Collection[str], place: Folder
+        self, source: Reference, image: _Image, digests: Collection[str], target: Folder
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Copy the files about an image; return digests by paths, and the reasons to skip others by digest.
 
@@ -233,8 +233,8 @@ class Registry:
                     raise ValueError(f"it is not one file of {LARGEST:,} bytes at most in this registry")
                 digest = layers[0]["digest"].removeprefix("sha256:")
                 size = layers[0]["size"] + manifest["config"]["size"]
-                self._copy(f"docker://{there}", f"oci:{place.layout}:x", "--preserve-digests", size=size)
-                if not referrers.is_about(suffix, place.read(digest), "this file", digests):
+                self._copy(f"docker://{there}", f"oci:{target.layout}:x", "--preserve-digests", size=size)
+                if not referrers.is_about(suffix, target.read(digest), "this file", digests):
                     raise ValueError("it is about another bundle")
             except StagecError as error:
                 if not _is_absent(error):
@@ -244,12 +244,12 @@ class Registry:
             except (OSError, ValueError, LoadError) as error:
                 left_out[digest] = str(error)
                 continue
-            name = place.name_of(image.bundle, suffix, digest, digests, {**image.files, **taken})
+            name = target.name_of(image.bundle, suffix, digest, digests, {**image.files, **taken})
             if name is None:
                 left_out[digest] = "there are too many of its kind"
             elif digest not in taken.values():
                 taken[name] = digest
-                place.keep_too(name, digest)
+                target.keep_too(name, digest)
         return taken, left_out
 
     def _known(self, image: Reference) -> dict[str, Descriptor]:

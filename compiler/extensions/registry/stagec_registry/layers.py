@@ -48,7 +48,7 @@ def tail(size: int) -> bytes:
 
 
 def find(path: str, layer: RegularFile) -> tuple[int, int]:
-    """Return the place of the file at `path` in its layer: start and size, in bytes.
+    """Return where the file at `path` is in its layer: start and size, in bytes.
 
     Raises OSError, and ValueError for a layer that differs from the bytes of `head` and `tail` around a file.
     """

@@ -116,7 +116,7 @@ class FolderOf(NamedTuple):
     size: int
 
     @staticmethod
-    def of(path: str) -> FolderOf:
+    def read(path: str) -> FolderOf:
         """Read the folder. Raises StagecError if it cannot be read."""
         state, size = hashlib.sha256(), 0
         with blaming(path):

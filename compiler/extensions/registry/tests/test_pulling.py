@@ -1,6 +1,6 @@
 """The folder that `pull` writes to: what others put there, several pulls at once, and what is pushed at once.
 
-Modules: `stagec_registry/placing.py`, `stagec_registry/referrers.py`, `stagec_registry/commands/pull.py`,
+Modules: `stagec_registry/pull_folder.py`, `stagec_registry/referrers.py`, `stagec_registry/commands/pull.py`,
 `stagec_registry/commands/push.py`.
 """
 

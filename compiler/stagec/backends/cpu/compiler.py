@@ -60,6 +60,9 @@ def prepare_process(target: AnyCpuTarget) -> None:
 
 def environment(target: AnyCpuTarget) -> dict[str, str]:
     """Return the variables that XLA reads when it compiles for `target`."""
+    # XLA splits work by the size of its pool, so compiled bytes follow NPROC, else the cores that it sees. The variable
+    # also sizes the pool of calls: so never in a process that runs a model. A user's XLA_FLAGS would be an input that
+    # no key has.
     return {"XLA_FLAGS": "", "NPROC": str(target.parallelism)}
 
 
@@ -82,6 +85,8 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
     outside stagec, such as JAX's own, must not run meanwhile.
     Raises machine_code.PatchError if this build of jaxlib is not known, or this system does not allow it.
     """
+    # What LLVM sees is one for the process: a thread that compiles for this machine meanwhile would get the target's
+    # code, and an illegal instruction where the target has more.
     with turns.for_another_machine():
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
@@ -93,7 +98,7 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
 
 
 def find_code() -> None:
-    """Find the places that `presented` changes, for this process and its forks; jaxlib must be imported."""
+    """Find the sites that `presented` changes, for this process and its forks; jaxlib must be imported."""
     with contextlib.suppress(machine_code.PatchError):  # compiling will say so
         code = machine_code.loaded(_LIBRARY)
         known_builds.known(code)
@@ -163,6 +168,7 @@ def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
     """Return XLA's counts, with a new peak: XLA's lacks temporaries, which a call allocates as one block."""
     sizes = memory(executable)
     results = sizes["output_size_in_bytes"] - sizes["alias_size_in_bytes"]
+    # Results that lie in the memory of donated arguments take none of their own.
     peak = sizes["argument_size_in_bytes"] + results + sizes["temp_size_in_bytes"]
     return sizes | {"peak_memory_in_bytes": peak}
 

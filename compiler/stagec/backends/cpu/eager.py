@@ -116,7 +116,7 @@ def _patches(target: AnyCpuTarget) -> list[machine_code.Patch]:
 
 
 def find_code() -> None:
-    """Import jaxlib, and find the places that `computing` changes, for this process and its forks."""
+    """Import jaxlib, and find the sites that `computing` changes, for this process and its forks."""
     from jaxlib import _jax  # noqa: F401
 
     with contextlib.suppress(machine_code.PatchError):  # an export will say so

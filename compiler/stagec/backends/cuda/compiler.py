@@ -78,6 +78,7 @@ layers = container.layers
 
 def environment(target: CudaTarget) -> dict[str, str]:
     """Return the variables that XLA reads when it compiles; they are the same for every target."""
+    # A machine with a device must compile as one without, so XLA sees none.
     return {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
 
 
@@ -92,6 +93,7 @@ def hardware(target: CudaTarget) -> Hardware:
     """Return the hardware of `target`. Raises CannotCompile when there is no such device or topology, or no plugin."""
     device, _ = _described(target)
     _toolkit()
+    # ptxas and libdevice make the machine code, so their versions are inputs of it, like the plugin's.
     versions = {name: metadata.version(name) for name in ("nvidia-cuda-nvcc", "nvidia-nvvm")}
     return Hardware(
         device.name,
@@ -117,7 +119,7 @@ def _described(target: CudaTarget) -> tuple[Device, int]:
     try:
         return cuda_devices.read(target.figures, key="figures"), cuda_devices.num_devices(target.topology)
     except StagecError as error:
-        raise CannotCompile.of(error) from error
+        raise CannotCompile.from_error(error) from error
 
 
 def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
@@ -186,6 +188,7 @@ def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
         if result.version not in (None, wanted):
             what = f"results[{index}].version: timed by an XLA of version {result.version}; this one is {wanted}"
             raise CannotCompile(what, "autotuning", autotuning.REFRESH)
+    # XLA reads a file of results once in a process. A second target would get the kernels of the first without a word.
     if _kept and _kept != [target.autotuning_results]:
         what = "this process has compiled with other results of autotuning, which XLA keeps"
         raise CannotCompile(what, "autotuning", "compile in a separate process, as stagec action compile does")
@@ -223,6 +226,8 @@ def scratch() -> Iterator[None]:
 
     Mosaic, which is in XLA's plugin, reads from variables where CUDA and its own library are.
     """
+    # XLA stores the path of CUDA in an executable. A relative one, through a link in an empty folder, keeps the
+    # machine's out of the bytes.
     links = {_SDK: _toolkit()}
     if (extension := folder(_EXTENSION)) is not None:
         links[MOSAIC] = extension / MOSAIC

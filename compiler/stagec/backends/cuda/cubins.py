@@ -127,7 +127,7 @@ def _attributes(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _spills(text: bytes, annotations: bytes, major: int) -> Iterable[int]:
-    """Return the places of instructions that may spill: the marked ones if the marks are complete, else all."""
+    """Return the addresses of instructions that may spill: the marked ones if the marks are complete, else all."""
     marked = list(struct.iter_unpack("<II", annotations))
     if major < _BLACKWELL and all(kind == _SPILL for kind, _ in marked):
         return [at for _, at in marked]

@@ -73,7 +73,7 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
     try:
         return autotuning.read(text)
     except StagecError as error:
-        raise CannotCompile.of(error) from error
+        raise CannotCompile.from_error(error) from error
 
 
 @functools.cache

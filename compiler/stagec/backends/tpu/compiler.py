@@ -105,7 +105,7 @@ def _topology(target: TpuTarget) -> Topology:
     try:
         return parse_topology(target.topology, {generation.name: generation}, target.chips_per_host, target.slices)
     except StagecError as error:
-        raise CannotCompile.of(error) from error
+        raise CannotCompile.from_error(error) from error
 
 
 def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:

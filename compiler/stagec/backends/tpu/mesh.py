@@ -69,14 +69,14 @@ def _ring(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
 
 def _torus(devices: Sequence[Any], mesh: Sequence[int]) -> list[int]:
     """Return the order that gives each mesh axis whole axes of the torus, or parts of axes if those do not fit."""
-    places = [(*device.coords, device.core_on_chip) for device in devices]
-    dims = [1 + max(place[axis] for place in places) for axis in range(4)]
-    at = {place: i for i, place in enumerate(places)}
+    coords = [(*device.coords, device.core_on_chip) for device in devices]
+    dims = [1 + max(chip[axis] for chip in coords) for axis in range(4)]
+    at = {chip: i for i, chip in enumerate(coords)}
     if math.prod(dims) != len(devices):
         raise CannotCompile("the devices of the topology are not a cuboid", "topology")
     if dims[3] == 1:
         dims = dims[:3]
-    physical = [at[(*place, 0)[:4]] for place in itertools.product(*map(range, dims))]
+    physical = [at[(*chip, 0)[:4]] for chip in itertools.product(*map(range, dims))]
     factors = _split_axes(dims, mesh)
     flat = [factor for row in factors for factor in row]
     axes = sorted(range(len(flat)), key=lambda i: (i % len(mesh), i // len(mesh)))

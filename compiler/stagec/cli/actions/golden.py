@@ -26,7 +26,7 @@ def preload() -> None:
 
     eager.prepare_process()
     import stagec.bundle.binding
-    import stagec.frontends.golden  # noqa: F401
+    import stagec.frontends.golden_arrays  # noqa: F401
     from stagec.frontends.common import frontend
 
     frontend.preload()
@@ -42,14 +42,14 @@ def write(options: Options, spec: FunctionSpec, given: dict[str, Any] | None = N
     """Write the inputs and outputs of a function to the file of `ARRAYS`. given: its inputs, by name."""
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
-    from stagec.frontends import golden
+    from stagec.frontends import golden_arrays
 
     serialized = read(options.exported)
     bindings = Bindings(read_weights(options.weights))
-    bound = bindings.of(spec, json.loads(read(options.description)))
+    bound = bindings.entries(spec, json.loads(read(options.description)))
     bindings.check(only_used=False)
     weights = {entry["leaf"]: bindings.tensors[entry["weight"]] for entry in bound}
-    golden_values = golden.make(spec, options.import_root, serialized, weights, given)
+    golden_values = golden_arrays.make(spec, options.import_root, serialized, weights, given)
     try:
         parts = safetensors.parts(golden_values)
     except ValueError as error:

@@ -61,6 +61,7 @@ def of_export(
         *("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins"),
         *("frontend", "environment"),
     )
+    # A row for each argument: a reader wants to know which of hundreds has changed.
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}
     values |= {f"static argument {name}": value for name, value in sorted(spec["static"].items())}
     values |= {

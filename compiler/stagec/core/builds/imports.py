@@ -36,7 +36,7 @@ class Looked(NamedTuple):
         """Return the canonical JSON form."""
         return json.dumps(self._asdict(), sort_keys=True, indent=0) + "\n"
 
-    def has_place(self, path: str) -> bool:
+    def has_path(self, path: str) -> bool:
         """Return whether adding this path would change the result.
 
         It does if a root has no such file or folder yet, or if all names of its folder, or below it, count. For byte
@@ -63,7 +63,7 @@ class Looked(NamedTuple):
             return True
         if folder in self.roots:  # of a name that a root has, a file and a folder are two things
             return name not in {_stem(there) for there in self.roots[folder]}
-        return self.has_place(folder)
+        return self.has_path(folder)
 
 
 def from_json(text: str) -> Looked:

@@ -122,8 +122,8 @@ class FunctionSpec:
 
     def problem(self, key: str, what: str, write: str = "") -> StagecError:
         """Return an error about `key` of this function; "" is the function itself."""
-        place = self.key if not key or key.startswith("static") else f"functions.{self.name}"
-        return StagecError(Problem(self.manifest, f"{place}{key and '.'}{key}", what, write))
+        table = self.key if not key or key.startswith("static") else f"functions.{self.name}"
+        return StagecError(Problem(self.manifest, f"{table}{key and '.'}{key}", what, write))
 
     def unknown_custom_calls(self, names: Sequence[str]) -> StagecError:
         """Return the error for custom calls that nobody is known to provide."""
@@ -333,6 +333,8 @@ def target_spec(data: Any) -> TargetSpec:
 
 def _build(kind: type[T], data: Any) -> T:
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    # All fields or none: a spec of another version could mean something else by the same keys, and a default would hide
+    # it.
     if not isinstance(data, dict) or set(data) != known:
         raise ValueError(f"not a {kind.__name__}")
     return kind(**data)

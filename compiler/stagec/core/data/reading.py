@@ -32,6 +32,7 @@ class RegularFile:
         """
         follow = 0 if below is None else os.O_NOFOLLOW
         try:
+            # O_NONBLOCK: to open a pipe would else wait until somebody writes into it.
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | follow, dir_fd=below)
         except ValueError as error:  # a null byte in the path
             raise OSError(errno.EINVAL, str(error)) from None
@@ -71,6 +72,7 @@ class RegularFile:
     def map(self, start: int = 0, size: int | None = None) -> memoryview:
         """Map a part that starts at a page, or the whole file. Raises OSError."""
         count = self.size if size is None else size
+        # A page beyond the end is a SIGBUS when somebody reads it, and the end of the process.
         if os.fstat(self.descriptor).st_size < start + count:
             raise ChangedError(errno.EIO, "it was cut off while it was open")
         if not count:

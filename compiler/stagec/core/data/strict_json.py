@@ -83,8 +83,8 @@ def difference(first: Any, second: Any, where: str = "") -> str | None:
     else:
         pairs, rest = [], None if json.dumps(first) == json.dumps(second) else ""
     inside = (difference(was, is_now, where + step) for step, was, is_now in pairs)
-    place = next((path for path in inside if path is not None), None if rest is None else where + rest)
-    return place.removeprefix(".") if place is not None and not where else place
+    path = next((inner for inner in inside if inner is not None), None if rest is None else where + rest)
+    return path.removeprefix(".") if path is not None and not where else path
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number that starts at byte `at`, and the position after it. Raises ValueError past the end."""
     value = shift = 0
     while True:
+        # 64 bits take ten bytes at most; without the limit, a file of 0x80 would be one number.
         if at >= len(data) or shift > 63:
             raise ValueError("truncated or overlong varint")
         byte = data[at]

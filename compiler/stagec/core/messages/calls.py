@@ -19,19 +19,19 @@ _WIDEST = 64
 class Argument(NamedTuple):
     """One argument of a call.
 
-    name: of the parameter; `args[0]` if it is not known. place: in `(args, kwargs)`, such as `kwargs['scale']`. tree:
+    name: of the parameter; `args[0]` if it is not known. path: in `(args, kwargs)`, such as `kwargs['scale']`. tree:
     its structure. leaves: the numbers of its leaves among all.
     """
 
     name: str
-    place: str
+    path: str
     tree: Tree
     leaves: range
 
     @property
     def by_keyword(self) -> bool:
         """Whether it is passed by keyword, and not by position."""
-        return self.place.startswith("kwargs")
+        return self.path.startswith("kwargs")
 
 
 class State(NamedTuple):
@@ -133,23 +133,23 @@ class Call:
         return "".join(f"{indent}{line}\n" for line in lines)
 
     def mismatch(self, error: TreeMismatch, named: Iterable[str] = ()) -> str:
-        """Return the message for arguments with another structure: the place, the fault, and the right call.
+        """Return the message for arguments with another structure: the path, the fault, and the right call.
 
         error: of `in_tree.flatten`. named: the keyword arguments.
         """
-        place = argument_path(error.path)
+        path = argument_path(error.path)
         misplaced = [
             argument.name for argument in self.arguments if not argument.by_keyword and argument.name in {*named}
         ]
         advice = f"; {', '.join(misplaced)}: by position, not by keyword" if misplaced else ""
-        return f"{self.path(place) or 'the call'}: {error.what}{advice}{self.after(place)}"
+        return f"{self.path(path) or 'the call'}: {error.what}{advice}{self.after(path)}"
 
-    def after(self, place: str = "", most: int = 40) -> str:
+    def after(self, path: str = "", most: int = 40) -> str:
         """Return the lines after a message about a call: how to write the arguments that the message is about.
 
-        place: where in the arguments, such as `args[0]['w']`; "" or anything else: all of them. most: rows at most.
+        path: where in the arguments, such as `args[0]['w']`; "" or anything else: all of them. most: rows at most.
         """
-        argument = self._of(place)
+        argument = self._of(path)
         rows = self.rows(None if argument is None else [argument])
         lines = [f"the call is {self.signature}", *_columns(rows[:most])]
         if len(rows) > most:
@@ -165,10 +165,10 @@ class Call:
     @functools.cached_property
     def _paths(self) -> list[str]:
         """The path of each array of the arguments."""
-        places = [argument_path(path) for path in self.in_tree.paths()]
-        paths = list(map(self.path, places))
+        paths = [argument_path(path) for path in self.in_tree.paths()]
+        named = list(map(self.path, paths))
         # A parameter that only has a position may have a keyword's name.
-        return paths if len({*paths}) == len(paths) else places
+        return named if len({*named}) == len(named) else paths
 
     @functools.cached_property
     def states(self) -> dict[str, State]:
@@ -187,22 +187,22 @@ class Call:
         """The path of each array of the result: `result['probs']`."""
         return list(self.out_tree.paths("result"))
 
-    def path(self, place: str) -> str:
-        """Write a place in the arguments with the name of the parameter: `args[0]['w']` is `params['w']`."""
-        argument = self._of(place)
-        return place if argument is None else argument.name + place[len(argument.place) :]
+    def path(self, path: str) -> str:
+        """Write a path in the arguments with the name of the parameter: `args[0]['w']` is `params['w']`."""
+        argument = self._of(path)
+        return path if argument is None else argument.name + path[len(argument.path) :]
 
-    def _of(self, place: str) -> Argument | None:
-        """Return the argument that a place is in."""
+    def _of(self, path: str) -> Argument | None:
+        """Return the argument that a path is in."""
         for argument in self.arguments:
-            if place.startswith(argument.place) and place[len(argument.place) :][:1] in ("", "[", "."):
+            if path.startswith(argument.path) and path[len(argument.path) :][:1] in ("", "[", "."):
                 return argument
         return None
 
-    def leaves_of(self, places: Iterable[str]) -> list[bool]:
-        """Return for each of `in_avals` whether its argument is at one of these places."""
-        wanted = {*places}
-        return [argument.place in wanted for argument in self.arguments for _ in argument.leaves]
+    def leaves_of(self, paths: Iterable[str]) -> list[bool]:
+        """Return for each of `in_avals` whether its argument is at one of these paths."""
+        wanted = {*paths}
+        return [argument.path in wanted for argument in self.arguments for _ in argument.leaves]
 
     def _arguments(self) -> Iterator[Argument]:
         if [child.kind for child in self.in_tree.children] != ["tuple", "dict"]:
@@ -213,9 +213,9 @@ class Call:
         for top, kind in zip(self.in_tree.children, ("args", "kwargs"), strict=True):
             names = _positional(self.parameters, len(top.children)) if kind == "args" else list(map(str, top.keys))
             for i, (name, tree) in enumerate(zip(names, top.children, strict=True)):
-                place = f"args[{i}]" if kind == "args" else f"kwargs[{name!r}]"
+                path = f"args[{i}]" if kind == "args" else f"kwargs[{name!r}]"
                 leaves = range(first, first + tree.num_leaves)
-                yield Argument(name, place, tree, leaves)
+                yield Argument(name, path, tree, leaves)
                 first = leaves.stop
 
     def _rows(self, argument: Argument) -> list[Row]:
@@ -241,10 +241,10 @@ class Call:
         return ", ".join(words)
 
 
-def _below(place: str, paths: Sequence[str]) -> Iterator[int]:
-    """Yield the numbers of the paths that are a place, or in it; none for ""."""
+def _below(top: str, paths: Sequence[str]) -> Iterator[int]:
+    """Yield the numbers of the paths that are `top`, or below it; none for ""."""
     for number, path in enumerate(paths):
-        if place and path.startswith(place) and path[len(place) :][:1] in ("", "[", "."):
+        if top and path.startswith(top) and path[len(top) :][:1] in ("", "[", "."):
             yield number
 
 

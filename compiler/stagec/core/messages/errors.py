@@ -17,7 +17,7 @@ from stagec.core.messages.refusal import Refusal
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: its place, the fault, and the correction.
+    """One mistake: where it is, the fault, and the correction.
 
     file: the file as the user knows it (a path relative to the workspace); "" when no file is at fault.
     key: where in the file: a TOML key path such as `functions.predict.args[1].w`; "" stands for the whole file.
@@ -39,11 +39,11 @@ class Problem:
 
         With a label, `LABEL: WHAT (FILE: KEY)`.
         """
-        place = ": ".join(part for part in (self.file, self.key) if part)
+        where = ": ".join(part for part in (self.file, self.key) if part)
         if self.label:
-            lines = [f"{self.label}: {self.what}{f' ({place})' if place else ''}"]
+            lines = [f"{self.label}: {self.what}{f' ({where})' if where else ''}"]
         else:
-            lines = [": ".join(part for part in (place, self.about, self.what) if part)]
+            lines = [": ".join(part for part in (where, self.about, self.what) if part)]
         lines += [f"  {line}" if line else "" for line in self.write.splitlines()]
         return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stagec.core.sizes.frozen import Frozen
+from stagec.core.sizes.names import is_name
 
 
 class DType(NamedTuple):
@@ -79,8 +80,8 @@ FILES = ("safetensors:", "msgpack:", "orbax:")
 `?sep=SEPARATOR` of a safetensors file whose names are paths, or `?at=PATH` of a part of a checkpoint."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
-"""A dimension that is a number. Nearly all are: a bundle of a thousand functions has tens of thousands. A process with
-no others never imports `core.sizes.size`."""
+"""A dimension that is a number. Nearly all are: a bundle of a thousand functions has tens of thousands. A process that
+has only these and names never imports `core.sizes.size`."""
 
 
 def mlir_name(dtype: str) -> str:
@@ -157,13 +158,13 @@ class Aval(Frozen):
         return f"{'~' * self.weak_type}{self.dtype}[{','.join(str(dim) for dim in self.shape)}]"
 
 
-def arrow(inputs: Iterable[object], outputs: Iterable[object], most: int = 4) -> str:
-    """Return the parameters and results of a function, `most` of each: "(f32[2,3], i32[]) -> (f32[])"."""
+def arrow(inputs: Iterable[object], outputs: Iterable[object]) -> str:
+    """Return the parameters and results of a function, four of each: "(f32[2,3], i32[]) -> (f32[])"."""
 
     def side(avals: Iterable[object]) -> str:
         shown = list(map(str, avals))
-        more = [f"... {len(shown) - most} more"] if len(shown) > most else []
-        return f"({', '.join([*shown[:most], *more])})"
+        more = [f"... {len(shown) - 4} more"] if len(shown) > 4 else []
+        return f"({', '.join([*shown[:4], *more])})"
 
     return f"{side(inputs)} -> {side(outputs)}"
 
@@ -220,12 +221,13 @@ def num_bytes(aval: Aval) -> int:
 
 def dimension_variables(shape: Iterable[int | str]) -> tuple[str, ...]:
     """The names of the symbolic dimensions in a shape, each once, sorted; () for a static shape."""
-    expressions = [dim for dim in shape if isinstance(dim, str)]
-    if not expressions:
-        return ()
-    from stagec.core.sizes.size import names_in
+    symbolic = {dim for dim in shape if isinstance(dim, str)}
+    names = set(filter(is_name, symbolic))
+    if names != symbolic:
+        from stagec.core.sizes.size import names_in
 
-    return tuple(sorted({name for dim in expressions for name in names_in(dim)}))
+        names = names.union(*map(names_in, symbolic - names))
+    return tuple(sorted(names))
 
 
 def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tuple[int, ...]:
@@ -268,6 +270,8 @@ def _split(dimensions: str) -> list[str]:
 def _read_dimension(text: str, part: str) -> int | str:
     if _NUMBER.fullmatch(part):
         return int(part)
+    if is_name(part):
+        return part
     from stagec.core.sizes.size import DimensionError, canonical_dimension
 
     try:
@@ -277,6 +281,8 @@ def _read_dimension(text: str, part: str) -> int | str:
 
 
 def _evaluate(dim: str, bucket: Mapping[str, int]) -> int:
+    if is_name(dim) and bucket.get(dim, -1) >= 0:
+        return bucket[dim]
     from stagec.core.sizes.size import DimensionError, evaluate
 
     sizes = ", ".join(f"{name} = {bucket[name]}" for name in dimension_variables([dim]) if name in bucket)

@@ -8,7 +8,6 @@ none of these, so that JAX reads it. Manifests and artifacts hold the spelling, 
 
 import ast
 import functools
-import keyword
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, Union
 
 from stagec.core.sizes import expressions
 from stagec.core.sizes.frozen import Frozen
+from stagec.core.sizes.names import is_name
 
 FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,
@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "mod": operator.mod,
 }
-"""The functions of two arguments that JAX knows in dimension expressions."""
+"""What each of `names.FUNCTIONS` computes."""
 
 _MOST_TERMS = 1000
 """Terms of one expression, and a bound on the work of multiplying two: far more than a model's shapes have."""
@@ -33,7 +33,6 @@ _LARGEST = 2**63
 """Numbers are below it: no dimension is larger."""
 _DEEPEST = 100
 """Levels of parentheses, signs, products and calls: each takes a few of Python's levels."""
-_NAME = re.compile(r"[A-Za-z_]\w+|[A-Za-z]", re.ASCII)
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/%^(), ]*")
 _COMPARISONS = {ast.Eq: "==", ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<"}
 
@@ -250,7 +249,7 @@ def _value(factor: Factor, sizes: Mapping[str, Any], functions: Mapping[str, Cal
 @functools.lru_cache(4096)
 def parse(text: str) -> Size:
     """Read a size. Raises DimensionError."""
-    return Size.of(text) if _is_name(text) else _size(_parse(text))
+    return Size.of(text) if is_name(text) else _size(_parse(text))
 
 
 class Constraint(NamedTuple):
@@ -297,7 +296,7 @@ def canonical_dimension(text: str) -> int | str:
     Two expressions that differ in spacing, in the order of terms or in redundant parentheses have one canonical string.
     Raises DimensionError for anything else, negative constants included.
     """
-    if _is_name(text):
+    if is_name(text):
         return text
     size = parse(text)
     number = size.constant
@@ -352,10 +351,10 @@ def solutions(equations: Sequence[Size]) -> Iterator[Solution]:
             del waiting[position]
 
 
-def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()) -> dict[str, int]:
+def solve(equations: Iterable[tuple[int | str, int]], dimensions: Iterable[str] = ()) -> dict[str, int]:
     """The size of each name, from pairs of a dimension and its size; each follows from a linear equation, as in JAX.
 
-    places: the name of each dimension for messages, such as `args[0].shape[1]`; only errors use it.
+    dimensions: the name of each one for messages, such as `args[0].shape[1]`; only errors use it.
     Raises DimensionError if a name cannot be found, or if a dimension has another size than the others imply.
     """
     pairs = list(equations)
@@ -365,25 +364,20 @@ def solve(equations: Iterable[tuple[int | str, int]], places: Iterable[str] = ()
         sizes[solution.name] = (wanted[solution.equation][1] - solution.rest.compute(sizes)) // solution.slope
     missing = sorted(frozenset().union(*(dim.names for dim, _ in wanted)) - set(sizes))
     if missing:
-        rows = zip(_named(places, pairs), pairs, strict=True)
-        given = ", ".join(f"{place} = {size} ({dim})" for place, (dim, size) in rows if isinstance(dim, str))
+        rows = zip(_named(dimensions, pairs), pairs, strict=True)
+        given = ", ".join(f"{name} = {size} ({dim})" for name, (dim, size) in rows if isinstance(dim, str))
         raise DimensionError(f"{', '.join(missing)} cannot be found from {given}")
     for position, (dim, size) in enumerate(pairs):
         value = dim if isinstance(dim, int) else evaluate(dim, sizes)
         if value != size:
             names = [] if isinstance(dim, int) else sorted(names_in(dim))
             solved = f" ({dim} with {', '.join(f'{name} = {sizes[name]}' for name in names)})" if names else ""
-            raise DimensionError(f"{_named(places, pairs)[position]} is {size}; expected {value}{solved}")
+            raise DimensionError(f"{_named(dimensions, pairs)[position]} is {size}; expected {value}{solved}")
     return sizes
 
 
-def _named(places: Iterable[str], pairs: Sequence[object]) -> Sequence[str]:
-    return list(places) or ["a dimension"] * len(pairs)
-
-
-def _is_name(text: str) -> bool:
-    """Whether an expression is a name and nothing more: most symbolic dimensions are, and need no parser."""
-    return bool(_NAME.fullmatch(text)) and text not in FUNCTIONS and not keyword.iskeyword(text)
+def _named(dimensions: Iterable[str], pairs: Sequence[object]) -> Sequence[str]:
+    return list(dimensions) or ["a dimension"] * len(pairs)
 
 
 def _parse(text: str) -> ast.expr:
@@ -432,7 +426,7 @@ def _sides(node: ast.expr) -> tuple[ast.expr, str, ast.expr]:
 
 
 def _size(node: ast.expr) -> Size:
-    """The only place that knows the allowed syntax."""
+    """The only code that knows the allowed syntax."""
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Size.of(number)

@@ -106,9 +106,9 @@ def _folded(node: _Node) -> list[tuple[str, _Node]]:
     # JAX has sorted numbers and all other keys; of strings it puts "layer_10" before "layer_2".
     texts = node.is_dict and all(text.startswith((".", "['")) for text in node.steps)
     order = sorted(range(len(parts)), key=lambda i: _as_people_count(parts[i])) if texts else range(len(parts))
-    items = [_Item(place, parts[i], node.children[i]) for place, i in enumerate(order)]
-    for place in range(1, max(map(len, parts), default=0), 2):
-        items = _merged(items, place)
+    items = [_Item(position, parts[i], node.children[i]) for position, i in enumerate(order)]
+    for position in range(1, max(map(len, parts), default=0), 2):
+        items = _merged(items, position)
     return _alike([("".join(item.parts), item.child) for item in items])
 
 
@@ -122,24 +122,24 @@ def _as_people_count(parts: Sequence[str]) -> list[tuple[int, str]]:
     return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
 
 
-def _merged(items: Sequence[_Item], place: int) -> list[_Item]:
-    """Fold items that differ only in the number at `place` into one, at the place of the first."""
+def _merged(items: Sequence[_Item], position: int) -> list[_Item]:
+    """Fold items that differ only in the number at `position` into one, at the position of the first."""
     groups: dict[object, list[_Item]] = {}
     for item in items:
-        key = item.parts[:place], item.parts[place + 1 :], item.child.number
-        groups.setdefault(key if place < len(item.parts) else item.order, []).append(item)
-    merged = [folded for group in groups.values() for folded in (_one_of(group, place) if len(group) > 1 else group)]
+        key = item.parts[:position], item.parts[position + 1 :], item.child.number
+        groups.setdefault(key if position < len(item.parts) else item.order, []).append(item)
+    merged = [folded for group in groups.values() for folded in (_one_of(group, position) if len(group) > 1 else group)]
     return sorted(merged, key=lambda item: item.order)
 
 
-def _one_of(group: Sequence[_Item], place: int) -> Sequence[_Item]:
+def _one_of(group: Sequence[_Item], position: int) -> Sequence[_Item]:
     """Fold equal items into one; leaves only if their numbers are consecutive, because leaves are short anyway."""
-    orders = {item.parts[place]: item.order for item in group}
+    orders = {item.parts[position]: item.order for item in group}
     if any(number[0] == "0" != number for number in orders) and len({*map(len, orders)}) > 1:
         return group  # 1 and 01 are two names
     numbers = sorted(orders, key=int)
     _, parts, child = group[0]
-    before, after = parts[:place], parts[place + 1 :]
+    before, after = parts[:position], parts[position + 1 :]
     bare = before[-1].endswith("[") and after[0].startswith("]")
     folded = []
     for run in [numbers] if child.children else _runs(numbers):

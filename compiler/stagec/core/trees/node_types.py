@@ -101,7 +101,7 @@ class NodeTypes:
         def take(value: Any) -> tuple[Sequence[Any], bytes] | None:
             from stagec.core.trees.one_level import OneLevel
 
-            level = OneLevel.of(value) if isinstance(value, base) and name_of(type(value)) == name else None
+            level = OneLevel.flatten(value) if isinstance(value, base) and name_of(type(value)) == name else None
             if level is None:
                 return None
             try:
@@ -117,7 +117,7 @@ class NodeTypes:
         """Yield the types of the nodes of an object, and remember their static parts."""
         from stagec.core.trees.one_level import OneLevel
 
-        level = OneLevel.of(example)
+        level = OneLevel.flatten(example)
         if level is None:
             if not hasattr(example, "dtype"):
                 with contextlib.suppress(ValueError):
@@ -134,7 +134,7 @@ class NodeTypes:
 
         if not self._all and not self._given:
             return None
-        leaf = self._seen.get((node.name, node.auxdata)) or StaticLeaf.of(node.auxdata)
+        leaf = self._seen.get((node.name, node.auxdata)) or StaticLeaf.from_auxdata(node.auxdata)
         return None if leaf is None else leaf.make
 
     def _maker(self, node: Tree) -> Maker | None:
@@ -199,10 +199,10 @@ def _described(kind: type, node: Tree) -> OneLevel | None:
         with contextlib.suppress(Exception):  # code of other people
             if keyed is not None and "fields" in keyed.static and keyed.keys is not None:
                 static = {name: statics.rebuild(described) for name, described in keyed.static["fields"].items()}
-                level = OneLevel.of(Fields(keyed.keys, static).build(kind, children))
+                level = OneLevel.flatten(Fields(keyed.keys, static).build(kind, children))
             else:
                 auxdata = statics.rebuild(keyed.static["aux"]) if keyed else fields and fields.names
-                level = OneLevel.of(OneLevel(kind, auxdata, children, None, None).make(children))
+                level = OneLevel.flatten(OneLevel(kind, auxdata, children, None, None).make(children))
             if level is not None and level.describe() == node.auxdata:
                 return level
     return None

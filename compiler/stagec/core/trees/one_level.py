@@ -36,7 +36,7 @@ class OneLevel(NamedTuple):
     value: Any
 
     @staticmethod
-    def of(value: object) -> OneLevel | None:
+    def flatten(value: object) -> OneLevel | None:
         """Take an object apart; None without JAX, and for an object that is not a node for JAX."""
         jax = _tree_util()
         taken_apart = None if jax is None else jax.default_registry.flatten_one_level_with_keys(value)
@@ -124,7 +124,7 @@ class StaticLeaf(NamedTuple):
     value: Any
 
     @staticmethod
-    def of(auxdata: bytes) -> StaticLeaf | None:
+    def from_auxdata(auxdata: bytes) -> StaticLeaf | None:
         """Return the object that the static data of this node describes; None if this process cannot make it."""
         keyed = Keyed.from_bytes(auxdata)
         with contextlib.suppress(Exception):  # code of other people

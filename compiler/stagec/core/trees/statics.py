@@ -48,7 +48,7 @@ class Unknown(LookupError):
 def describe(value: object, where: str = "") -> Any:
     """Describe `value` as JSON.
 
-    where: its place, for messages. Raises ValueError, which says what in it has no stable description.
+    where: its path, for messages. Raises ValueError, which says what in it has no stable description.
     """
     return _Describer().value(value, where)
 
@@ -148,6 +148,7 @@ class _Describer:
         return [self.value(item, f"{where}[{i}]") for i, item in enumerate(values)]
 
     def unordered(self, values: Any, where: str) -> list[Any]:
+        # A set has the order of its hashes, and those of strings differ from process to process.
         return sorted((self.value(item, where) for item in values), key=canonical)
 
     def pairs(self, values: Mapping[Any, Any], where: str) -> list[Any]:
@@ -221,6 +222,7 @@ def _namedtuple(describer: _Describer, value: Any, where: str) -> Any:
 
 
 def _dataclass(describer: _Describer, value: Any, where: str) -> Any:
+    # What `==` passes over makes no other value, for JAX neither.
     names = {field.name for field in dataclasses.fields(value) if field.compare and hasattr(value, field.name)}
     fields = ((name, getattr(value, name)) for name in sorted(names))
     return {"object": name_of(type(value)), "fields": describer.fields(fields, where)}
@@ -381,7 +383,7 @@ class _Kind(NamedTuple):
 
     values: the values of this kind: those of a type, or those for which a function is true.
     shape: the keys of a description, and the types of their values; the first key tells the kind.
-    describe: describer, value, place -> description.
+    describe: describer, value, path -> description.
     rebuild: takes the parts rebuilt, and returns the value; None: nobody can make it.
     text: returns a string for a reader; None: the JSON.
     parts: returns the parts to compare, to find the difference of two descriptions with the same names.

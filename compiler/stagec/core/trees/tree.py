@@ -29,7 +29,7 @@ DEEPEST = 100
 
 
 class TreeMismatch(ValueError):
-    """A value has the wrong structure: `path` is the place, `what` the fault."""
+    """A value has the wrong structure: `path` is where, `what` the fault."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path}: {what}")
@@ -252,7 +252,7 @@ class Tree(NamedTuple):
             if not isinstance(value, tuple):
                 what = f"expected a {self.name}, or a tuple of its children, not {_kind_of(value)}"
                 raise TreeMismatch(path, what)
-            return self._in_places(value, range(len(self.children)))
+            return self._at(value, range(len(self.children)))
         given = dict(value) if isinstance(value, Mapping) else _attributes(value, (*fields.names, *fields.static))
         optional = {name for name, child in zip(fields.names, self.children, strict=True) if not child._has_leaf()}
         missing = [name for name in fields.names if name not in given and name not in optional]
@@ -270,34 +270,34 @@ class Tree(NamedTuple):
 
     def _children_by_entries(self, keyed: Keyed, value: object, path: str) -> Sequence[object]:
         """Return the children that plain containers have for this node; those without arrays may be left out."""
-        places, kind = self.stand_in(keyed)
+        positions, kind = self.stand_in(keyed)
         if not self._has_leaf() and (value is None or (isinstance(value, tuple | list | dict) and not value)):
             return [_LEFT_OUT] * len(self.children)
         if isinstance(value, Mapping) and keyed.keys is not None:
             return _items(dict(value), keyed.keys, self.children, path)
         if isinstance(value, tuple | list) and kind is not dict:
-            items = self._in_places(value, places)
+            items = self._at(value, positions)
             if len(items) != len(self.children):
-                raise TreeMismatch(path, f"expected {len(places)} elements, not {len(items)}")
+                raise TreeMismatch(path, f"expected {len(positions)} elements, not {len(items)}")
             return items
-        instead = f"a {kind.__name__} of its children" if places else "{}"
+        instead = f"a {kind.__name__} of its children" if positions else "{}"
         raise TreeMismatch(path, f"expected a {self.name}, or {instead}, not {_kind_of(value)}")
 
-    def _in_places(self, items: Sequence[object], places: Sequence[int]) -> Sequence[object]:
-        """Return all children if `items` belong to these places, or to all places with arrays; else the items."""
-        if len(items) != len(places):
-            places = [i for i, child in enumerate(self.children) if child._has_leaf()]
-        if len(items) != len(places):
+    def _at(self, items: Sequence[object], positions: Sequence[int]) -> Sequence[object]:
+        """Return all children if `items` belong to these positions, or to all positions with arrays; else the items."""
+        if len(items) != len(positions):
+            positions = [i for i, child in enumerate(self.children) if child._has_leaf()]
+        if len(items) != len(positions):
             return items
-        given = dict(zip(places, items, strict=True))
+        given = dict(zip(positions, items, strict=True))
         return [given.get(i, _LEFT_OUT) for i in range(len(self.children))]
 
     def stand_in(self, keyed: Keyed) -> tuple[Sequence[int], type]:
         """Return the children of a plain container for this node (all that may hold arrays), and its type."""
-        places = [i for i, child in enumerate(self.children) if not child.is_static]
+        positions = [i for i, child in enumerate(self.children) if not child.is_static]
         if keyed.keys is None:
-            return places, tuple
-        return places, list if places and [keyed.keys[i] for i in places] == [*range(len(places))] else dict
+            return positions, tuple
+        return positions, list if positions and [keyed.keys[i] for i in positions] == [*range(len(positions))] else dict
 
     def _unflatten(self, leaves: Iterator[object], types: Makers) -> object:
         match self.kind:
@@ -319,11 +319,11 @@ class Tree(NamedTuple):
     def _plain(self, children: tuple[object, ...]) -> object:
         """Return the plain container that stands for this custom node."""
         if (keyed := self.keyed) is not None:
-            places, kind = self.stand_in(keyed)
-            shown = [children[i] for i in places]
+            positions, kind = self.stand_in(keyed)
+            shown = [children[i] for i in positions]
             if keyed.keys is None or kind is not dict:
                 return kind(shown)
-            return {_live(keyed.keys[i]): child for i, child in zip(places, shown, strict=True)}
+            return {_live(keyed.keys[i]): child for i, child in zip(positions, shown, strict=True)}
         if (fields := self.fields) is None:
             return children
         named = zip(fields.names, self.children, children, strict=True)

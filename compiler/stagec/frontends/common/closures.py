@@ -23,9 +23,9 @@ _ARRAYS = (np.ndarray, _jax.ArrayImpl, DeviceArray)
 
 
 def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
-    """Yield each array that a function, or one that it calls, reaches by a name: the name, it, the function's place.
+    """Yield each array that a function, or one that it calls, reaches by a name: the name, it, the function's location.
 
-    least: bytes of the smallest. The place is FILE:LINE; functions of installed packages are left out.
+    least: bytes of the smallest. The location is FILE:LINE; functions of installed packages are left out.
     """
     for name, leaf, where in reached(user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")):
         if isinstance(leaf, _ARRAYS) and math.prod(leaf.shape) * leaf.dtype.itemsize >= least:
@@ -52,7 +52,7 @@ def _reached(function: Any, seen: set[int], given: Mapping[str, Any]) -> Iterato
     if code is None or id(code) in seen:
         return
     seen.add(id(code))
-    where = user_code.place([(code.co_filename, code.co_firstlineno)])
+    where = user_code.location([(code.co_filename, code.co_firstlineno)])
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it is empty yet
             values[name] = cell.cell_contents

@@ -273,9 +273,9 @@ def _in_static(spec: FunctionSpec, values: Mapping[Any, str]) -> str:
     function = user_code.load_entry(spec.entry, spec.manifest, f"{spec.key}.entry")
     names = user_code.positional(function)
     rows = []
-    for place, value in values.items():
-        number = getattr(place, "idx", len(names))
-        name = getattr(place, "key", None) or (names[number] if number < len(names) else "NAME")
+    for key, value in values.items():
+        number = getattr(key, "idx", len(names))
+        name = getattr(key, "key", None) or (names[number] if number < len(names) else "NAME")
         rows.append(f"{name} = {json.dumps(value)}")
     write = f"write static = {{ {', '.join(rows)} }} in the manifest, and leave it out here"
     jitted = "; also what your jax.jit has in static_argnums" if hasattr(function, "lower") else ""

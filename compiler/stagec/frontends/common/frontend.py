@@ -35,7 +35,7 @@ class Frontend(Protocol):
         """
 
     def export_with_locations(self, spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-        """Return the module of `export` as StableHLO text with the places of operations in the sources."""
+        """Return the module of `export` as StableHLO text with the locations of operations in the sources."""
 
     def jaxpr(self, spec: FunctionSpec, import_roots: Sequence[str]) -> str:
         """Return the traced program as a string without addresses."""

@@ -95,12 +95,12 @@ class Reads:
         users = functools.partial(self._users, roots=roots, installed=installed)
         for what, paths in (("lists the files of", self._listed), ("looks in vain for", self._missed - ours)):
             for path in sorted(filter(None, map(users, paths))):
-                if not looked.has_place(path):
+                if not looked.has_path(path):
                     return f"it {what} {path}"
         for folder, name in sorted(self._searched):
-            place = users(folder)
-            if place is not None and not looked.has(place, name):
-                return f"it imports {name} from {place}, which no source says"
+            shown = users(folder)
+            if shown is not None and not looked.has(shown, name):
+                return f"it imports {name} from {shown}, which no source says"
         return self._why_all
 
     def _users(self, path: str, roots: Sequence[str], installed: tuple[str, ...]) -> str | None:

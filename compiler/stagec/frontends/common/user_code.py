@@ -83,7 +83,7 @@ def run(call: Callable[[], T], what: str, file: str, key: str) -> T:
         raise _raised(error, what, file, key) from error
 
 
-def place(frames: Iterable[tuple[str, int]]) -> str:
+def location(frames: Iterable[tuple[str, int]]) -> str:
     """Return the innermost of `frames` (file name, line) that is the user's own as FILE:LINE; "" when none is."""
     return next((f"{_displayed(name)}:{line}" for name, line in frames if is_users(name)), "")
 
@@ -113,7 +113,7 @@ def _raised(error: BaseException, what: str, file: str, key: str) -> StagecError
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     for frame in frames:
         frame.filename = _displayed(frame.filename)
-    # JAX's messages have the places of functions.
+    # JAX's messages have the locations of functions.
     lines = "".join(traceback.format_list(frames)) + displayed("".join(traceback.format_exception_only(error)))
     advice = _advice(error, file)
     return StagecError(Problem(file, key, f"{what} {type(error).__name__}", "\n".join([lines.rstrip(), *advice])))

@@ -68,7 +68,7 @@ def _dtype(name: str) -> Any:
 
 
 def in_bucket(executable: ExecutableSpec, sharding: Any, leaf: Any) -> Any:
-    """Return the placeholder of an array, with the sizes of a bucket, and the place from `sharding`."""
+    """Return the placeholder of an array, with the sizes of a bucket, and where it is from `sharding`."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     shape = [dim if isinstance(dim, int) else size.evaluate(str(dim), executable.bucket) for dim in leaf.shape]

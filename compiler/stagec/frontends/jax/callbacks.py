@@ -26,7 +26,7 @@ _CALLBACKS = frozenset(patch.object.name for patch in patched.CALLBACKS)
 _VARIABLES = {"equinox": ("EQX_ON_ERROR", 'its checks then give NaN where they fail; with "off" it checks nothing')}
 """Libraries with a variable that turns off callbacks, and the effect of the value "nan"."""
 _HANDLING: Any = jax.make_user_context(None)
-"""How to bind callbacks: "drop", or a `_Seen` that keeps their places; None: as in JAX.
+"""How to bind callbacks: "drop", or a `_Seen` that keeps their locations; None: as in JAX.
 
 JAX keeps what it traced under another value apart (https://docs.jax.dev/en/latest/_autosummary/jax.make_user_context.html).
 """
@@ -45,12 +45,12 @@ class _Seen:
 class Callback:
     """A callback in a program.
 
-    place: FILE:LINE in the model; "" if it is not known. primitive: name of the operation that calls back.
+    location: FILE:LINE in the model; "" if it is not known. primitive: name of the operation that calls back.
     library: the distribution that adds it, with its version, and the line there; "" if the model itself does.
     distribution: name of that. results: whether it has any.
     """
 
-    place: str
+    location: str
     primitive: str
     library: str
     distribution: str
@@ -59,7 +59,7 @@ class Callback:
     def what(self, entry: str) -> str:
         """Return the fault. entry: the name in the message if no line of the model is known."""
         of_library = f" of {self.library}" if self.library else ""
-        return f"{self.place or entry}: a host callback ({self.primitive}){of_library} cannot be built ahead of time"
+        return f"{self.location or entry}: a host callback ({self.primitive}){of_library} cannot be built ahead of time"
 
     def write(self, drop: str, declare: str, environment: Mapping[str, str]) -> str:
         """Return the correction.
@@ -147,15 +147,15 @@ def callbacks(jaxpr: Any, platforms: Sequence[str]) -> list[Callback]:
             inside = lowered[key]
         if inside is not None:
             callback = _callback(equation, (*inside, *_frames(equation), *outside))
-            by_line.setdefault((callback.place, callback.primitive, callback.distribution), callback)
+            by_line.setdefault((callback.location, callback.primitive, callback.distribution), callback)
     return list(by_line.values())
 
 
 def _callback(equation: Any, frames: _Frames) -> Callback:
-    place = user_code.library(frames)
-    name, version, line = _distribution(*place) if place else ("", "", "")
-    library = f"{name} {version}".strip() + f" ({line})" if place else ""
-    return Callback(user_code.place(frames), equation.primitive.name, library, name.lower(), bool(equation.outvars))
+    frame = user_code.library(frames)
+    name, version, line = _distribution(*frame) if frame else ("", "", "")
+    library = f"{name} {version}".strip() + f" ({line})" if frame else ""
+    return Callback(user_code.location(frames), equation.primitive.name, library, name.lower(), bool(equation.outvars))
 
 
 def _distribution(module: str, line: str) -> tuple[str, str, str]:
@@ -178,7 +178,7 @@ def _leaves(jaxpr: Any, outside: _Frames) -> Iterator[tuple[Any, _Frames]]:
 
 
 def _lowers_to_a_callback(equation: Any, platforms: Sequence[str]) -> _Frames | None:
-    """Return the place where an operation binds a callback during lowering (no jaxpr shows it); None: nowhere."""
+    """Return the location where an operation binds a callback during lowering (no jaxpr shows it); None: nowhere."""
 
     def alone(*operands: Any) -> Any:
         return equation.primitive.bind(*operands, **equation.params)
@@ -196,7 +196,7 @@ def _lowers_to_a_callback(equation: Any, platforms: Sequence[str]) -> _Frames | 
 
 
 def _frames(equation: Any) -> _Frames:
-    """Return the place that made an equation; () if it is not known."""
+    """Return the location that made an equation; () if it is not known."""
     stack = equation.source_info.traceback
     frames = [(frame.file_name, frame.line_num) for frame in stack.frames] if stack else []
     # vmap of an io_callback leaves no call stack: the function that is called back is in the model as well.

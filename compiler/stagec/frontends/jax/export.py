@@ -115,7 +115,7 @@ def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
 @repeatable.clock_and_chance()
 @_effects_in_order()
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the module of `export` as StableHLO text in which every operation has its place in the user's sources.
+    """Return the module of `export` as StableHLO text in which every operation has its location in the user's sources.
 
     Paths are relative to the import root, or to the folder that holds installed packages.
     """
@@ -134,7 +134,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-FX]+")
 
 @repeatable.clock_and_chance()
 def jaxpr(spec: FunctionSpec, import_roots: Sequence[str]) -> str:
-    """Return the jaxpr of the function of `spec`, as a string without addresses or places in the sources."""
+    """Return the jaxpr of the function of `spec`, as a string without addresses or locations in the sources."""
     with callbacks.handling(spec.host_callbacks), contextlib.ExitStack() as device:
         _, jitted, args, kwargs, _ = _portable(spec, import_roots, device)
         with _over_mesh(spec):
@@ -220,7 +220,7 @@ def _for_devices(spec: FunctionSpec, import_roots: Sequence[str], portable: Stag
     # for one compiler and one device, so it comes from what `jax.jit` would lower there.
     for described in spec.devices:
         alone = dataclasses.replace(spec, platforms=(described["platform"],), vjp_order=0)
-        device = kernels.Device.of(described)
+        device = kernels.Device.from_spec(described)
         with kernels.on(device), kernels.newest():
             with kernels.naming_the_device(device):
                 staged = stage(alone, import_roots)
@@ -369,7 +369,7 @@ def jax_keys(
     keys = []
     with contextlib.ExitStack() as changes:
         if device:
-            changes.enter_context(kernels.on(kernels.Device.of(device)))
+            changes.enter_context(kernels.on(kernels.Device.from_spec(device)))
             changes.enter_context(kernels.newest())
         for way in ways:
             lowered = _running(spec, functools.partial(_lower_for_jax, spec, executable, import_roots, way))
@@ -484,9 +484,11 @@ def _below(node: Any) -> list[tuple[str, Any]] | None:
 def _configure(spec: FunctionSpec) -> None:
     """Apply the manifest's settings for tracing to the rest of this process, which traces one function."""
     os.environ.update(spec.environment)
+    # An export starts a client. One of a device would take its memory, or wait for the process that has it.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", spec.enable_x64)
     jax.config.update("jax_default_matmul_precision", spec.matmul_precision)
+    # Also where it is the default: a variable of the machine may say another one (JAX_DEFAULT_PRNG_IMPL).
     jax.config.update("jax_default_prng_impl", spec.prng_impl or "threefry2x32")
     # The user's own frames are picked out here; JAX's filter would add a note of its own to the exception.
     jax.config.update("jax_traceback_filtering", "off")

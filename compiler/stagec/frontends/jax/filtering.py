@@ -46,9 +46,10 @@ def closed(tree: Any, in_object: bool = False, in_module: bool = False) -> Any:
 
     in_object: whether `tree` is in an object. in_module: whether it is below a module of Equinox's.
     """
-    level = OneLevel.of(tree)
+    level = OneLevel.flatten(tree)
     if level is None:
         is_array = hasattr(tree, "shape") and hasattr(tree, "dtype")
+        # `jax.jit` traces numbers wherever they are, and `equinox.filter_jit` keeps them as they are.
         static = not is_array and (in_module if isinstance(tree, NUMBERS) else in_object)
         return StaticLeaf(tree) if static else tree
     in_object = in_object or not issubclass(level.kind, tuple | list | dict)

@@ -35,11 +35,11 @@ def same(replaced: updates.Replaced) -> set[str]:
         return [after[path] for path in replaced.paths]
 
     jaxpr = jax.make_jaxpr(call)(list(replaced.before.values())).jaxpr
-    places = {path: i for i, path in enumerate(replaced.before)}
+    numbers = {path: i for i, path in enumerate(replaced.before)}
     return {
         path
         for path, variable in zip(replaced.paths, jaxpr.outvars, strict=True)
-        if path in places and _source(jaxpr, variable) == places[path]
+        if path in numbers and _source(jaxpr, variable) == numbers[path]
     }
 
 
@@ -65,6 +65,7 @@ def _operand(equation: Any, number: int) -> int | None:
         return None if source is None else 1 + source
     if "body_jaxpr" in params:
         body, constants, before = params["body_jaxpr"].jaxpr, params["body_nconsts"], params["cond_nconsts"]
+        # A loop passes an argument on if each turn gives it back under its own number.
         source = _source(body, body.outvars[number])
         return before + source if source == constants + number else None
     for name in ("jaxpr", "call_jaxpr"):

@@ -49,7 +49,7 @@ class Device(NamedTuple):
     compute_capability: str | None = None
 
     @staticmethod
-    def of(described: Mapping[str, Any]) -> Device:
+    def from_spec(described: Mapping[str, Any]) -> Device:
         """Return the device that a function's spec describes (`FunctionSpec.devices`)."""
         given = {key: value for key, value in described.items() if key in Device._fields}
         return Device(**{**given, "platform": {"cuda": "gpu"}.get(described["platform"], described["platform"])})
@@ -58,7 +58,7 @@ class Device(NamedTuple):
 def asked_for(error: Exception, devices: Sequence[Mapping[str, Any]]) -> Device | None:
     """Return the first of `devices` with the platform that a function asked for in vain; None for any other error."""
     platform = next((platform for platform, text in _NO_DEVICE.items() if text in str(error)), None)
-    return next((Device.of(described) for described in devices if described["platform"] == platform), None)
+    return next((Device.from_spec(described) for described in devices if described["platform"] == platform), None)
 
 
 def are_in(module: bytes) -> bool:

@@ -39,7 +39,7 @@ _NATIVE = (tuple, list, dict, type(None))
 def check(file: str, key: str, trees: Mapping[str, Any]) -> None:
     """Check that every type in `trees` ("the result has" -> PyTreeDef) can be described.
 
-    file, key: the place of the function, for messages.
+    file, key: where the function is, for messages.
     Raises StagecError with every other type, its owner, and the lines to write for each.
     """
     problems: dict[str, Problem] = {}
@@ -168,6 +168,7 @@ def _serializable(structure: Any) -> Any:
 @functools.cache
 def _stand_in(name: str) -> type:
     """Return a type of nodes that JAX writes under this name, with their auxiliary data, which is bytes."""
+    # One for each name in a process: JAX refuses a second type that is serialized under it.
     kind = type("StandIn", (), {})
     jax.tree_util.register_pytree_node(kind, lambda _: ((), b""), lambda *_: kind())
     jax.export.register_pytree_node_serialization(
@@ -196,7 +197,7 @@ def _taken_apart(node: Any) -> OneLevel:
     kind, auxdata = node.node_data()
     for placeholder in PLACEHOLDERS:
         with contextlib.suppress(Exception):  # the user's own function
-            level = OneLevel.of(node.unflatten([placeholder() for _ in range(node.num_leaves)]))
+            level = OneLevel.flatten(node.unflatten([placeholder() for _ in range(node.num_leaves)]))
             if level is not None and len(level.children) == len(node.children()):
                 return level._replace(auxdata=auxdata)
     return OneLevel(kind, auxdata, node.children(), None, None)

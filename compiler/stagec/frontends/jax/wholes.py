@@ -16,7 +16,7 @@ import jax
 _CONTAINERS = (tuple, list, dict, type(None))
 
 
-class _Place(NamedTuple):
+class _Path(NamedTuple):
     """Where a leaf is in the object, as JAX writes it: a module names its arguments so."""
 
     written: str
@@ -26,9 +26,9 @@ class _Place(NamedTuple):
 
 
 class _Whole:
-    """The leaves of an object. about: the place of each, and the structure: JAX's PyTreeDef."""
+    """The leaves of an object. about: the path of each, and the structure: JAX's PyTreeDef."""
 
-    def __init__(self, leaves: Sequence[Any], about: tuple[tuple[_Place, ...], Any]) -> None:
+    def __init__(self, leaves: Sequence[Any], about: tuple[tuple[_Path, ...], Any]) -> None:
         self.leaves = leaves
         self.about = about
 
@@ -52,7 +52,7 @@ def closed(tree: Any) -> Any:
         below, structure = jax.tree.flatten(tree, is_leaf=lambda other: other is not tree)
         return structure.unflatten(map(closed, below))
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return _Whole(leaves, (tuple(_Place(jax.tree_util.keystr(path)) for path, _ in paths), structure))
+    return _Whole(leaves, (tuple(_Path(jax.tree_util.keystr(path)) for path, _ in paths), structure))
 
 
 def _takes_placeholders(leaves: list[Any], structure: Any) -> bool:

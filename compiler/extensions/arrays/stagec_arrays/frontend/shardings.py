@@ -11,8 +11,8 @@ from stagec.core.trees.tree import Tree
 from stagec.frontends.common import entries
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 from stagec_arrays import meshes, pytrees
-from stagec_arrays.exporting import Split
 from stagec_arrays.meshes import Axes
+from stagec_arrays.modules import Split
 from stagec_arrays.namespace import parallel
 from stagec_arrays.program import Program
 from stagec_arrays.values import ShapedArray

@@ -26,14 +26,14 @@ from stagec.stages.exported import Exported
 from stagec_arrays import (
     dtypes,
     execution,
-    exporting,
     meshes,
+    modules,
     numpy as _numpy,  # noqa: F401 - it gives arrays their operators
     pytrees,
     tracing,
 )
-from stagec_arrays.exporting import NOWHERE, Split
 from stagec_arrays.frontend import shardings
+from stagec_arrays.modules import NOWHERE, Split
 from stagec_arrays.namespace.promotion import numpy_of
 from stagec_arrays.primitives import contractions, derivatives
 from stagec_arrays.program import Program, constant_bytes, pruned
@@ -185,10 +185,10 @@ class ArrayTracer:
         """Return for each leaf of the arguments that are arrays whether it is donated. count: of positional ones."""
         given, named = dynamic
         static, wanted = self.static.places(count), self._donated.places(count)
-        places = [i for i in range(count) if i not in static]
+        positions = [i for i in range(count) if i not in static]
         donated: list[bool] = []
-        for place, tree in zip(places, given, strict=True):
-            donated += [place in wanted] * len(pytrees.flatten(tree)[0])
+        for position, tree in zip(positions, given, strict=True):
+            donated += [position in wanted] * len(pytrees.flatten(tree)[0])
         for name in sorted(named):
             donated += [name in self._donated.names] * len(pytrees.flatten(named[name])[0])
         return tuple(donated)
@@ -221,15 +221,15 @@ class FlatFunction:
 
         located: with the places of its operations in the sources.
         """
-        taken = exporting.kept(self.program, self.keep_unused)
-        return exporting.module(
+        taken = modules.kept(self.program, self.keep_unused)
+        return modules.module(
             self.program, taken, platforms, self.names, self.donated, located=located, split=self.split
         )
 
     def export(self, platforms: Sequence[str]) -> Exported:
         """Return the function as an artifact. The first request for its vector-Jacobian product traces it."""
         with dialects.kept_context() if constant_bytes(self.program) < _LARGE else dialects.make_context():
-            serialized = exporting.portable(self.module(platforms))
+            serialized = modules.portable(self.module(platforms))
         count_in, count_out = len(self.in_avals), len(self.out_avals)
         return Exported(
             fun_name=self.name,
@@ -243,9 +243,9 @@ class FlatFunction:
             unordered_effects=(),
             disabled_safety_checks=(),
             mlir_module_serialized=serialized,
-            calling_convention_version=exporting.CALLING_CONVENTION,
-            module_kept_var_idx=exporting.kept(self.program, self.keep_unused),
-            uses_global_constants=len(platforms) > 1 or bool(exporting.named_sizes(self.program.in_avals)),
+            calling_convention_version=modules.CALLING_CONVENTION,
+            module_kept_var_idx=modules.kept(self.program, self.keep_unused),
+            uses_global_constants=len(platforms) > 1 or bool(modules.named_sizes(self.program.in_avals)),
             _in_shardings=shardings.named(self.split.mesh, self.split.inputs, count_in),
             _out_shardings=shardings.named(self.split.mesh, self.split.outputs, count_out),
             _vjp=lambda: self._vjp().export(platforms),
@@ -321,7 +321,7 @@ def _result(leaf: Any, fun: Callable[..., Any]) -> Any:
 
 def _loaded(program: Program) -> Run:
     """Compile for this process's CPU; return a function from leaves of arguments to leaves of the result."""
-    taken = exporting.kept(program, False)
+    taken = modules.kept(program, False)
     used = Program([program.inputs[i] for i in taken], program.equations, program.outputs, program.constants)
     executable = execution.load(used, dialects.make_context())
 

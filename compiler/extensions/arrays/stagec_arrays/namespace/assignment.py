@@ -14,10 +14,10 @@ import numpy as np
 from stagec_arrays import dims, dtypes, execution, tracing
 from stagec_arrays.dims import Shape
 from stagec_arrays.dtypes import BOOL, KINDS
+from stagec_arrays.locations import here
 from stagec_arrays.namespace.index_keys import MASK, expanded, plain, split
 from stagec_arrays.namespace.indexing import gathering, getitem, has_arrays, index_array, is_new, sliced
 from stagec_arrays.namespace.promotion import array_of, is_scalar, like
-from stagec_arrays.places import here
 from stagec_arrays.primitives import elementwise as p
 from stagec_arrays.primitives.indexing import GatherDimensionNumbers, dynamic_slice, dynamic_update_slice, scatter
 from stagec_arrays.primitives.slicing import pad, reverse, slice_

@@ -15,7 +15,7 @@ import numpy as np
 
 from stagec_arrays import binding, tracing
 from stagec_arrays.dtypes import INEXACT, KINDS
-from stagec_arrays.places import place_of
+from stagec_arrays.locations import location_of
 from stagec_arrays.primitives import elementwise
 from stagec_arrays.primitives.structural import broadcast
 from stagec_arrays.program import Equation, Program, Variable, pruned
@@ -153,9 +153,9 @@ def _parts(equation: Equation, given: Derivative) -> Sequence[Any]:
             raise NoDerivative(f"{equation.primitive.name} has no derivative: {rule}")
         parts: Sequence[Any] = rule(given, **equation.params)
     except NoDerivative as error:
-        place = place_of(equation.traceback)
-        if place and not error.is_placed:  # the innermost operation's
-            error.args = (f"{place}: {error}",)
+        location = location_of(equation.traceback)
+        if location and not error.is_placed:  # the innermost operation's
+            error.args = (f"{location}: {error}",)
             error.is_placed = True
         raise
     return parts

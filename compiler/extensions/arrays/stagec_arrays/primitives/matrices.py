@@ -57,20 +57,20 @@ def dot(x: Any, y: Any) -> Any:
     return dot_general(x, y, ([len(axes) + 1], [len(axes)]), (axes, axes), "HIGHEST")
 
 
-def _places(shape: Sequence[Any]) -> tuple[Any, Any]:
+def _indices(shape: Sequence[Any]) -> tuple[Any, Any]:
     rank = len(shape)
     return iota(dtypes.int32, shape, rank - 2), iota(dtypes.int32, shape, rank - 1)
 
 
 def lower_part(x: Any, k: int = 0) -> Any:
     """Return matrices with zeros above diagonal number k, which counts from the main one to the right."""
-    rows, columns = _places(x.shape)
+    rows, columns = _indices(x.shape)
     return select(greater_equal(add(rows, k), columns), x, 0)
 
 
 def upper_part(x: Any, k: int = 0) -> Any:
     """Return matrices with zeros below diagonal number k."""
-    rows, columns = _places(x.shape)
+    rows, columns = _indices(x.shape)
     return select(greater_equal(add(rows, k - 1), columns), 0, x)
 
 
@@ -81,7 +81,7 @@ def identity(x: Any) -> Any:
 
 def eye(shape: Sequence[Any], dtype: DType) -> Any:
     """Return arrays of a shape with ones on the diagonals of the last two axes."""
-    rows, columns = _places(shape)
+    rows, columns = _indices(shape)
     return convert(equal(rows, columns), dtype)
 
 
@@ -89,7 +89,7 @@ def diagonal(x: Any) -> Any:
     """Return the diagonals of square matrices."""
     *batch, _, n = x.shape
     if not dims.is_static([n]):
-        return reduce_sum(select(equal(*_places(x.shape)), x, 0), [len(batch)])
+        return reduce_sum(select(equal(*_indices(x.shape)), x, 0), [len(batch)])
     flat = reshape(x, (*batch, n * n))
     start, limit = [0] * len(flat.shape), list(flat.shape)
     return slice_(flat, start, limit, [*[1] * len(batch), n + 1]) if n else reshape(x, (*batch, 0))
@@ -98,7 +98,7 @@ def diagonal(x: Any) -> Any:
 def from_diagonal(x: Any) -> Any:
     """Return square matrices with these diagonals."""
     shape = (*x.shape, x.shape[-1])
-    return select(equal(*_places(shape)), broadcast(x, shape, range(len(x.shape))), 0)
+    return select(equal(*_indices(shape)), broadcast(x, shape, range(len(x.shape))), 0)
 
 
 def as_rows(x: Any, shape: Sequence[Any]) -> Any:

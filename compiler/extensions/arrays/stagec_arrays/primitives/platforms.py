@@ -32,7 +32,7 @@ def by_platform(default: Lower | str, **rules: Lower) -> Lower:
         for platform in rule.platforms:
             chosen_rule = rules.get(platform, default)
             if isinstance(chosen_rule, str):
-                raise ValueError(f"{rule.place}: {rule.name} cannot be lowered for {platform}: {chosen_rule}")
+                raise ValueError(f"{rule.location}: {rule.name} cannot be lowered for {platform}: {chosen_rule}")
             chosen[platform] = chosen_rule
         if len(chosen) == 1:
             return next(iter(chosen.values()))(rule, *values, **params)
@@ -79,14 +79,14 @@ def inline(
         return [result] if single else result
 
     program = pruned(tracing.trace(flat, avals, rule.name, apart=True).program)
-    _forget_places(program)
+    _forget_locations(program)
     results = rule.lowering.program(program, values)
     return results[0] if single else results
 
 
-def _forget_places(program: Program) -> None:
+def _forget_locations(program: Program) -> None:
     """Operations of a rule are where the user wrote the function that has it, and not where it was lowered."""
     for equation in program.equations:
         equation.traceback = None
         for inner in subprograms(equation):
-            _forget_places(inner)
+            _forget_locations(inner)

@@ -42,7 +42,7 @@ def chosen(options: Options) -> Layout:
         return layout_of(options, options.container)
     if not (options.base and options.packages and options.container):
         raise mistake("an image that serves the bundle takes all of --container, --base and --packages")
-    return layout_of(options, True, Server(Base.read(options.base), FolderOf.of(options.packages)))
+    return layout_of(options, True, Server(Base.read(options.base), FolderOf.read(options.packages)))
 
 
 def layout_of(options: Options, container: bool, server: Server | None = None) -> Layout:

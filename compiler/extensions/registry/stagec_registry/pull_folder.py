@@ -128,7 +128,7 @@ class Folder:
                     return name
         return next((name for name in free if self._about(name, suffix, about) in (None, False)), None)
 
-    def place(self, files: Mapping[str, Blob], bundle: str, digests: Collection[str]) -> list[str]:
+    def commit(self, files: Mapping[str, Blob], bundle: str, digests: Collection[str]) -> list[str]:
         """Give files their names, all of them or none; return the removed paths: files about another bundle.
 
         files: blob by path. bundle: path of the bundle. digests: SHA-256 (hex) of that file, and of its states before

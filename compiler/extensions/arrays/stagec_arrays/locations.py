@@ -14,7 +14,7 @@ import numpy as np
 
 from stagec.core.builds import extensions
 
-_PLACE = re.compile(r"(^|at )(/|<)[^:]*:[0-9]+[:;,]")
+_LOCATION = re.compile(r"(^|at )(/|<)[^:]*:[0-9]+[:;,]")
 _BELOW = tuple(f"{Path(str(module.__file__)).parent}" for module in (jaxlib, np))
 
 
@@ -27,20 +27,20 @@ def is_ours(filename: str) -> bool:
 def located(error: Exception) -> None:
     """Put FILE:LINE of the user's sources before the message of an error that stagec raises for a mistake there.
 
-    An error that the user raises does not change, nor does a message that has a place.
+    An error that the user raises does not change, nor does a message that has a location.
     """
-    if len(error.args) != 1 or not isinstance(error.args[0], str) or _PLACE.search(error.args[0]):
+    if len(error.args) != 1 or not isinstance(error.args[0], str) or _LOCATION.search(error.args[0]):
         return
-    place, step, ours = "", error.__traceback__, False
+    location, step, ours = "", error.__traceback__, False
     while step is not None:
         name = step.tb_frame.f_code.co_filename
         if is_ours(name):
             ours = True
         elif not name.startswith(_BELOW):
-            place, ours = f"{name}:{step.tb_lineno}", False
+            location, ours = f"{name}:{step.tb_lineno}", False
         step = step.tb_next
-    if place and ours:
-        error.args = (f"{place}: {error.args[0]}",)
+    if location and ours:
+        error.args = (f"{location}: {error.args[0]}",)
 
 
 def here() -> str:
@@ -61,7 +61,7 @@ def frames_of_user(traceback: Any) -> list[Any]:
     return [frame for frame in _frames(traceback) if not is_ours(frame.file_name)]
 
 
-def place_of(traceback: Any) -> str:
+def location_of(traceback: Any) -> str:
     """Return FILE:LINE in the user's sources of a call stack; "" where it is not known, and for None."""
     frames = frames_of_user(traceback) if traceback is not None else []
     return f"{frames[0].file_name}:{frames[0].line_num}" if frames else ""

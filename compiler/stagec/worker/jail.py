@@ -1,4 +1,4 @@
-"""The place of an action, and how processes get there: what both ways to isolate have in common.
+"""The jail of an action, and how processes get there: what both ways to isolate have in common.
 
 namespaces.py isolates where the system lets a process have namespaces, group.py elsewhere; isolation.py chooses.
 """
@@ -23,7 +23,7 @@ MANY = 1 << 30
 """More descriptors than a process can have."""
 
 
-class Place(NamedTuple):
+class Jail(NamedTuple):
     """Where an action does its work, as the worker says it to its process.
 
     working: its working directory with its inputs; None: the worker's, with all its files.
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
 
 def start_template(words: Sequence[str], confine: Callable[[], None]) -> socket.socket:
-    """Start a process of this interpreter that may fork into the places of actions.
+    """Start a process of this interpreter that may fork into the jails of actions.
 
     words: its arguments; a descriptor of a connection is added to them. confine: restricts it, before it runs again.
     Returns the other end of the connection. Raises OSError if the system does not let it.

@@ -72,7 +72,7 @@ def module(
     """Return a program as a module of the current context.
 
     taken: the numbers of the inputs that it takes. names: of all inputs. donated: for each, whether the caller gives
-    its buffer away. located: whether operations have their places in the user's sources. split: over which devices.
+    its buffer away. located: whether operations have their locations in the user's sources. split: over which devices.
     """
     in_avals, out_avals = program.in_avals, program.out_avals
     avals = [in_avals[i] for i in taken]
@@ -81,9 +81,9 @@ def module(
     with ir.Location.unknown(), ir.InsertionPoint(result.body):
         index = [ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))] if several else []
         inputs = [*index, *map(lowering.tensor_type, avals)]
-        places = [ir.Location.name(names[i]) if names else ir.Location.unknown() for i in taken]
-        places = [*[ir.Location.unknown()] * len(index), *places]
-        main = lowering.main_function(inputs, list(map(lowering.tensor_type, out_avals)), places)
+        locations = [ir.Location.name(names[i]) if names else ir.Location.unknown() for i in taken]
+        locations = [*[ir.Location.unknown()] * len(index), *locations]
+        main = lowering.main_function(inputs, list(map(lowering.tensor_type, out_avals)), locations)
         arguments = list(main.entry_block.arguments)
         attributes: list[dict[str, ir.Attribute]]
         attributes = [{"jax.global_constant": ir.StringAttr.get("_platform_index")}] if several else []
@@ -181,11 +181,11 @@ def _read_sizes(
     ]
     origins: list[_Origin] = []
     for position, name, slope, rest in solutions([size.size for size, *_ in equations]):
-        size, array, axis, place = equations[position]
+        size, array, axis, dimension = equations[position]
         value = _dimension(array, axis)
         number = hlo.divide(hlo.subtract(value, rules.size(rest)), rules.size(slope))
         rules.sizes[name] = number
-        origins.append(_Origin(name, size, place, value))
+        origins.append(_Origin(name, size, dimension, value))
         _assert(rules, number, "GE", 1, f"Expected value >= 1 for dimension variable '{name}'.", origins)
     unknown = {name for size, *_ in equations for name in size.size.names} - set(rules.sizes)
     if unknown:
@@ -193,11 +193,12 @@ def _read_sizes(
             f"the sizes {', '.join(sorted(unknown))} cannot be found from the shapes of the arguments: "
             "one argument must have each size as a dimension, by itself or times a number"
         )
-    own = {(origin.name, origin.place) for origin in origins}
-    for size, array, axis, place in equations:
+    own = {(origin.name, origin.dimension) for origin in origins}
+    for size, array, axis, dimension in equations:
         value, wanted = _dimension(array, axis), rules.size(size)
-        what = f"Found inconsistency between dimension size {place} (= {{0}}) and the specification '{size}' (= {{1}})."
-        if (str(size), place) not in own:
+        differs = f"Found inconsistency between dimension size {dimension}"
+        what = f"{differs} (= {{0}}) and the specification '{size}' (= {{1}})."
+        if (str(size), dimension) not in own:
             _assert(rules, value, "EQ", wanted, what, origins, [value, wanted])
     for constraint in dict.fromkeys(constraint for size, *_ in equations for constraint in size.constraints):
         direction = {"==": "EQ", ">=": "GE", "<=": "LE"}[constraint.sign]
@@ -210,11 +211,11 @@ def _dimension(array: IRValue, axis: int) -> IRValue:
 
 
 class _Origin(NamedTuple):
-    """Where the number of a named size comes from: the dimension `place` of an argument; its number is `value`."""
+    """Where the number of a named size comes from: the `dimension` of an argument; its number is `value`."""
 
     name: str
     size: Dim
-    place: str
+    dimension: str
     value: IRValue
 
 
@@ -231,10 +232,10 @@ def _assert(
     second = rules.size(right) if isinstance(right, int) else right
     holds = lowering.compare(left, second, direction, np.dtype(np.int32))
     values, parts = list(inputs), []
-    for name, size, place, value in origins:
+    for name, size, dimension, value in origins:
         number = len(values)
         parts.append(
-            f"'{name}' = {{{number}}} from specification '{size}' for dimension {place} (= {{{number + 1}}}), "
+            f"'{name}' = {{{number}}} from specification '{size}' for dimension {dimension} (= {{{number + 1}}}), "
         )
         values += [rules.sizes[name], value]
     if not message.startswith("Input"):
