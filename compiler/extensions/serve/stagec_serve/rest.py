@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -65,7 +65,8 @@ class Application:
     ) -> None:
         closes = self._service.ending
         try:
-            _check_headers(scope["headers"])
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
+                raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
             answer = await self._answer(scope, headers, receive)
         except _Disconnected:
             access.note(status=499)
@@ -204,18 +205,6 @@ class Application:
             return _Answer(200, answer, ((b"content-type", b"application/json"), which))
         length = (encoding.HEADER_LENGTH.encode(), str(end).encode())
         return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
-
-
-def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise RequestError ("headers") for too many, and for two ways to say where the body ends.
-
-    A proxy may choose the other one, and so see other requests: https://www.rfc-editor.org/rfc/rfc9112#section-6.3.
-    """
-    names = [name for name, _ in headers]
-    if b"content-length" in names and b"transfer-encoding" in names:
-        raise RequestError("headers", "the request has Content-Length and Transfer-Encoding: send one of them")
-    if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
-        raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
 
 
 @contextlib.asynccontextmanager

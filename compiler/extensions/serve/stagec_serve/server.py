@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stagec.core.messages.errors import StagecError, mistake
 from stagec.core.messages.refusal import Refusal
@@ -281,7 +281,6 @@ def _config(application: Application, options: Options) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=MOST_HEADERS,
         timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
         backlog=_BACKLOG,
     )
@@ -354,36 +353,59 @@ class _Server(uvicorn.Server):
 def _protocol(seconds: float) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol that waits no longer than that for headers, and for a client to read its answer.
 
-    uvicorn itself waits for headers forever.
+    uvicorn itself waits for headers forever, and takes any number of them.
     """
 
-    class Protocol(H11Protocol):
+    class Protocol(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
-        _refused = False
+        _ends_with: str | None = None  # why bytes were refused: no more are read
+        _beside = 0  # bytes since the last that belong to headers that are complete, or to a body
+        _in_body = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._limit()
 
         def data_received(self, data: bytes) -> None:
-            if self._refused:
+            if self._ends_with is not None:
                 return
             if self.timeout_keep_alive_task is not None and self._timer is not None:  # a request begins
                 self._timer.cancel()
                 self._timer = None
+            self._beside += len(data)
             super().data_received(data)
+            if self._beside > MOST_HEADERS and self._ends_with is None:
+                self.send_400_response(f"the headers are over the limit of {MOST_HEADERS:,} bytes")
             self._limit()
 
-        def send_400_response(self, msg: str) -> None:
-            """Refuse bytes that are not HTTP, as everything else: with JSON."""
-            import h11  # it comes with uvicorn, the package that is missing where both are
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if not self._in_body:  # what follows a body in chunks changes nothing any more
+                super().on_header(name, value)
 
-            head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        def on_headers_complete(self) -> None:
+            self._beside, self._in_body = 0, True
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._beside = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._beside, self._in_body = 0, False
+            super().on_message_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse bytes that are not HTTP, as everything else: with JSON, and after the answers before."""
+            self._ends_with = msg
+            if self._under_way and not self.cycle.more_body:
+                return
+            if self._under_way:  # it will not be whole
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             body = json.dumps({"error": msg}).encode()
-            for event in (h11.Response(status_code=400, headers=head), h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
             # With bytes that nobody has read, to close is to reset, and the client may not see the answer.
-            self._refused = True
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             self.loop.call_later(_LAST, self.transport.close)
@@ -395,22 +417,27 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            if self._ends_with is not None and not self.pipeline and not self.transport.is_closing():
+                self.send_400_response(self._ends_with)
             self._limit()
+
+        @property
+        def _under_way(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
 
         def _limit(self) -> None:
             """Start the limit if no request is under way, and end it if one is."""
-            under_way = self.cycle is not None and not self.cycle.response_complete
-            if under_way and self._timer is not None:
+            if self._under_way and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            elif not under_way and self._timer is None:
+            elif not self._under_way and self._timer is None:
                 self._timer = self.loop.call_later(seconds, self._close)
 
         def _close(self) -> None:
             self._timer = None
             if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
                 self.transport.abort()
-            elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+            elif self.timeout_keep_alive_task is None and not self._under_way:
                 self.transport.close()  # a connection without a request ends as `keep_alive` says
 
     return Protocol

@@ -554,7 +554,28 @@ def test_two_lengths_of_a_body(server: Server) -> None:
     head, body = said(server, b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\n" + both)
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"connection: close" in head
-    assert json.loads(body) == {"error": "the request has Content-Length and Transfer-Encoding: send one of them"}
+    assert json.loads(body) == {"error": "Invalid HTTP request received."}
+
+
+def test_bytes_that_are_not_http_beside_requests(served: Path) -> None:
+    """After a request, its answer comes first; in its body, there is no answer to it."""
+    wrong = b"HTTP/1.1 400 Bad Request\r\n"
+    with serving(served, "--delay", "300") as server:
+        data = json.dumps(REQUEST).encode()
+        head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
+        whole = head + f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+        answer, body = said(server, whole + whole + b"\0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        first, second, refused = body.split(b"HTTP/1.1 ")
+        assert json.loads(first)["model_name"] == "predict"
+        assert second.startswith(b"200 ")
+        assert refused.startswith(b"400 ")
+        for after in (b"no number\r\n", b"1\r\n{\r\n0\r\n" + b"A: a\r\n" * 99_999, b"1\r\n{\r\n0\r\nA: " + b"a" * 700_000):
+            answer, body = said(server, head + b"Transfer-Encoding: chunked\r\n\r\n" + after)
+            assert (answer + b"\r\n").startswith(wrong), after[:20]
+            assert "error" in json.loads(body)
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+        assert "Traceback" not in server.end(signal.SIGINT)
 
 
 def test_too_many_headers_and_bytes_that_are_not_http(server: Server) -> None:
