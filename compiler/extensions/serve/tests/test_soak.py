@@ -146,7 +146,10 @@ def test_a_mixed_load(served: Path, tmp_path: Path) -> None:
     for number in (2, 3):
         draw = np.random.default_rng(number).standard_normal
         shapes = {"w1": (16, 24), "b1": (24,), "w2": (24, 5)}
-        save_file({name: draw(shape).astype(np.float32) for name, shape in shapes.items()}, tmp_path / f"v{number}.safetensors")
+        save_file(
+            {name: draw(shape).astype(np.float32) for name, shape in shapes.items()},
+            tmp_path / f"v{number}.safetensors",
+        )
     outcomes: Counter[tuple[str, int]] = Counter()
     seconds: dict[str, list[float]] = {"main port": [], "probe port": []}
     options = ("--grpc-port", "0", "--probe-port", "0", "--watch", "--control", "--memory", "256")
@@ -200,7 +203,9 @@ def test_a_mixed_load(served: Path, tmp_path: Path) -> None:
             ended.set()
         for which, took in seconds.items():
             ordered = sorted(took)
-            shown = ", ".join(f"{part:.0%} {ordered[int(part * (len(took) - 1))] * 1000:.1f} ms" for part in (0.5, 0.99, 1))
+            shown = ", ".join(
+                f"{part:.0%} {ordered[int(part * (len(took) - 1))] * 1000:.1f} ms" for part in (0.5, 0.99, 1)
+            )
             print(f"live at the {which}: {len(took)} times, {shown}")
         print(f"{outcomes}; {clients.answered}; {server.descriptors()} descriptors, before {opened}")
         print(f"{grown >> 10} KiB more after {count} requests", flush=True)
