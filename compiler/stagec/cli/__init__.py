@@ -3,10 +3,10 @@
 What only Bazel runs is `stagec action NAME ...`, in `stagec.cli.actions`; here its name is one word, "action NAME".
 
 A module has `OPTIONS`, each as usage lines show it with what it is (`--json` is declared for all), and `run`, which
-does the work: it returns what is printed, with the exit status (`files.Answer`), or None. For a user's mistake it
-raises StagecError, or lets a Refusal of the loader pass. Every command imports its modules when it runs, so
-that planning needs nothing but pydantic. Bazel keeps workers for some commands: their `preload` imports all that it can
-before.
+does the work: it returns what is printed, with the exit status (`files.Answer`), or None. It may have `ENVIRONMENT`,
+how the environment variables begin that give options too. For a user's mistake it raises StagecError, or lets a Refusal
+of the loader pass. Every command imports its modules when it runs, so that planning needs nothing but pydantic. Bazel
+keeps workers for some commands: their `preload` imports all that it can before.
 Exit status: 0 when all is well, 2 for a user's mistake (explained on stderr), 1 for anything else: `explain` or `diff`
 found a difference, `verify` refuses.
 `verify` has 3 for a bundle that is whole, where it was given no key to check a signature with. 130 after Ctrl-C, 141
@@ -258,6 +258,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         for usage, what in (_EVERY | module.OPTIONS | (_WORKERS if hasattr(module, "preload") else {})).items():
             _declare(subparser, usage, what)
         subparser.set_defaults(run=module.run)
+    if named and (prefix := getattr(_module(given[0]), "ENVIRONMENT", "")):
+        given[1:1] = _from_environment(prefix, parsers[given[0]])
     options, unknown = parser.parse_known_args(given)
     if named and len(unknown) == 1 and not unknown[0].startswith("-"):
         # argparse gives up on an operand that may be left out where it meets an option: FIRST --option x SECOND.
@@ -277,6 +279,28 @@ def _main(arguments: Sequence[str] | None) -> int:
             raise
         print(sentence, file=sys.stderr)
         return 2
+
+
+def _from_environment(prefix: str, parser: _Parser) -> list[str]:
+    """Return the words for options that the environment has: `PREFIX_KEEP_ALIVE=5` is `--keep-alive=5`.
+
+    1 gives an option without a value, and 0 does not. An option that may be repeated has a value on each line.
+    """
+    words: list[str] = []
+    known = parser._option_string_actions
+    for name in sorted(name for name in os.environ if name.startswith(prefix)):
+        text, option = os.environ[name], f"--{name.removeprefix(prefix).lower().replace('_', '-')}"
+        action = known.get(option)
+        if action is None:
+            options = [
+                f"{prefix}{each.strip('-').upper().replace('-', '_')}" for each in known if each.startswith("--")
+            ]
+            parser.error(_no(f"option of the environment variable {name}", name, options, parser.prog))
+        if action.nargs == 0 and text not in ("0", "1"):
+            parser.error(f"the environment variable {name} is {text!r}: write 1 or 0")
+        values = [] if action.nargs == 0 else text.splitlines() if isinstance(action.default, list) else [text]
+        words += [option] * (action.nargs == 0 and text == "1") + [f"{option}={value}" for value in values]
+    return words
 
 
 def _run(options: argparse.Namespace, command: str) -> int:

@@ -216,7 +216,7 @@ def test_what_is_not_a_server(bundle: Path, tmp_path: Path) -> None:
     assert not list(out.rglob(largest.name))
 
 
-WEB = ["click", "h11", "orjson", "prometheus_client", "uvicorn"]
+WEB = ["click", "h11", "httptools", "orjson", "prometheus_client", "uvicorn"]
 PACKAGES = ["flatbuffers", "jaxlib", "ml_dtypes", "numpy", "numpy.libs", "stagec", "stagec_serve", *WEB]
 """What stagec and its extension serve bring, without scipy, which jaxlib says that it needs, and no server imports."""
 

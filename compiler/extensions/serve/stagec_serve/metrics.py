@@ -6,11 +6,13 @@ import functools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from stagec.core.builds import naming
 
@@ -123,9 +125,46 @@ class Metrics:
         """Count the end of a sequence. reason: "end", "idle", "restarted" or "failed"."""
         self._ended.labels(state, reason).inc()
 
+    def told(self, models: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Return Triton's statistics of models, given by name and version."""
+        return [self.statistics[name].told(name, version) for name, version in models]
+
     def as_text(self) -> bytes:
         """Return all of them in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+_LARGEST = ("stagec_loads", "stagec_load_seconds", "stagec_model", "process_start_time_seconds", "process_max_fds")
+"""Of several processes the largest, and not the sum."""
+
+
+def summed(texts: Iterable[str], ended: Iterable[str]) -> str:
+    """Return the metrics of several processes as those of one. ended: of processes that are gone: they count on."""
+    families: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for text, is_gone in (*((text, False) for text in texts), *((text, True) for text in ended)):
+        for family in text_string_to_metric_families(text):
+            if is_gone and family.type == "gauge":
+                continue
+            families.setdefault(family.name, family)
+            largest = family.name in _LARGEST or family.name.endswith("_created")
+            known = values.setdefault(family.name, {})
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                before = known.get(key, 0)
+                known[key] = max(before, sample.value) if largest else before + sample.value
+
+    class Sums(Collector):
+        def collect(self) -> Iterator[Metric]:
+            for name, family in families.items():
+                family.samples = []
+                for (of, labels), number in values[name].items():
+                    family.add_sample(of, dict(labels), number)
+                yield family
+
+    registry = CollectorRegistry()
+    registry.register(Sums())
+    return generate_latest(registry).decode()
 
 
 def _histogram(name: str, what: str, buckets: Sequence[float], registry: CollectorRegistry) -> Histogram:

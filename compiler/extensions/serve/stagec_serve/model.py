@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -93,6 +94,7 @@ class Model:
             if self._leaves[leaf] is OMITTED:
                 self._leaves[leaf] = _zeros(self._usage.in_avals[leaf])
         self._flat: dict[str, Flat] = {}
+        self._seconds: dict[str, float] = {}
         # A method would hold this model, and so its weights, until the next garbage collection.
         sizes = [leaf if leaf is OMITTED else np.broadcast_to(np.zeros(()), leaf.shape) for leaf in self._leaves]
         self._fits = functools.lru_cache(512)(functools.partial(_fit, self._padding, self.interface.inputs, sizes))
@@ -225,7 +227,13 @@ class Model:
             start = end
         return bucket, split
 
+    def seconds(self, arrays: Arrays, rows: int) -> float:
+        """Return about how long a call takes; inf: there was none. arrays: one of its requests. rows: of all."""
+        fit = self._fits(tuple((rows, *array.shape[1:]) if self.rows else array.shape for array in arrays))
+        return math.inf if fit is None else self._seconds.get(naming.bucket(fit.bucket), math.inf)
+
     def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
+        began = time.perf_counter()
         fit = self.fit(arrays)
         leaves = self._leaves.copy()
         for tensor, array in zip(self.interface.inputs, arrays, strict=True):
@@ -242,7 +250,11 @@ class Model:
             args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
             outputs = self._usage.out_tree.flatten(self._function(*args, **kwargs))
         outputs = fit.cut(outputs)
-        return fit.bucket, [np.asarray(outputs[tensor.leaf]) for tensor in self.interface.outputs]
+        results = [np.asarray(outputs[tensor.leaf]) for tensor in self.interface.outputs]
+        name, took = naming.bucket(fit.bucket), time.perf_counter() - began
+        # One call that waits for a core says little: a few of them do.
+        self._seconds[name] = min(took, 1.5 * self._seconds.get(name, math.inf))
+        return fit.bucket, results
 
     def _flat_for(self, bucket: Mapping[str, int], leaves: Sequence[Any]) -> Flat:
         """Return the function with results that always stay on the device."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -25,6 +26,7 @@ _REPOSITORY = re.compile(r"/v2/repository/models/([\w.+-]+)/(load|unload)")
 MOST_HEADERS = 2**16
 """Bytes of the headers of a request."""
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
+_LOG = logging.getLogger("stagec_serve")
 _ANY_ZLIB, _PART = 47, 2**20
 """The formats gzip and zlib, which HTTP calls deflate; and the bytes that are inflated at a time."""
 _LOOK = 0.02
@@ -41,16 +43,25 @@ class _Disconnected(Exception):
     """The client is gone."""
 
 
-class Application:
-    """An ASGI application that offers the models of a service.
+class State(Protocol):
+    """How a server is, as `Service` says it."""
 
-    crowded: whether there are more connections than there may be; then it answers probes alone.
-    """
+    ending: bool
 
-    def __init__(self, service: Service, probes: bool = False) -> None:
-        """probes: whether it only says how the server is, which it may do in another thread than the service's."""
-        self._service, self._probes = service, probes
-        self.crowded: Callable[[], bool] = lambda: False
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be answered."""
+
+    async def exposition(self) -> bytes:
+        """Return the metrics for Prometheus."""
+
+
+class Probes:
+    """An ASGI application that says how a server is, and nothing else."""
+
+    def __init__(self, state: State) -> None:
+        """state: with `loading`, how far the first load is. It may be of another thread."""
+        self._state: Any = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -63,9 +74,10 @@ class Application:
     async def _told(
         self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send, request_id: str
     ) -> None:
-        closes = self._service.ending
+        closes = self._state.ending
         try:
-            _check_headers(scope["headers"])
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
+                raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
             answer = await self._answer(scope, headers, receive)
         except _Disconnected:
             access.note(status=499)
@@ -73,8 +85,8 @@ class Application:
         except RequestError as error:
             answer = _json({"error": str(error)}, STATUS[error.code])
             closes |= error.code in ("headers", "crowded", "slow")
-        except Exception as error:
-            self._service.metrics.log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
+        except Exception as error:  # noqa: BLE001  # the log has it
+            _LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             answer = _json({"error": "the server failed; its log says why"}, STATUS["failed"])
         access.note(status=answer.status)
         more = [(b"connection", b"close")] if closes else []
@@ -85,18 +97,43 @@ class Application:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
 
     async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive) -> _Answer:
-        service, method, path = self._service, scope["method"], scope["path"].removesuffix("/")
-        if path not in _PROBES and self._probes:
+        state, method, path = self._state, scope["method"], scope["path"].removesuffix("/")
+        if path not in _PROBES:
             raise RequestError("not-found", f"this port has {', '.join(_PROBES)} alone")
-        if path not in _PROBES and self.crowded():
+        _only(method, "GET", "HEAD")
+        if path == "/metrics":
+            return _Answer(200, await state.exposition(), ((b"content-type", b"text/plain; version=0.0.4"),))
+        if path == "/v2/health/live":
+            return _json({"live": True})
+        loading = {"loading": state.loading} if state.loading else {}
+        return _json({"ready": state.ready, **loading}, 200 if state.ready else 503)
+
+
+class Application(Probes):
+    """An ASGI application that offers the models of a service.
+
+    crowded: whether there are more connections than there may be; then it answers probes alone.
+    """
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._service = service
+        self.crowded: Callable[[], bool] = lambda: False
+
+    async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive) -> _Answer:
+        service, method, path = self._service, scope["method"], scope["path"].removesuffix("/")
+        if path in _PROBES:
+            if path == "/metrics":
+                service.admit(headers)
+            return await super()._answer(scope, headers, receive)
+        if self.crowded():
             service.metrics.crowded.inc()
             raise RequestError("crowded", "the server has as many connections as it may; try again later")
-        if path not in _PROBES[:2] and not self._probes:
-            service.admit(headers)
+        service.admit(headers)
         match = _MODEL.fullmatch(path)
         if path == "/v2/models/stats":
             _only(method, "GET", "HEAD")
-            return _json(service.statistics())
+            return _json(await service.statistics())
         if match:
             batcher = service.batcher(match[1], match[2])
             if match[3] == "infer":
@@ -105,7 +142,7 @@ class Application:
                     return await self._infer(chosen, headers, receive)
             _only(method, "GET", "HEAD")
             if match[3] == "stats":
-                return _json(service.statistics(match[1], match[2]))
+                return _json(await service.statistics(match[1], match[2]))
             if match[3] == "config":
                 return _json(service.config(batcher))
             return _json({"name": match[1], "ready": True} if match[3] else batcher.model.metadata())
@@ -119,17 +156,10 @@ class Application:
                 body = await self._body(None, receive, held)
                 await service.change(match[1], match[2], encoding.read_change(body), scope["server"][1])
             return _json({})
-        if path not in ("/v2", *_PROBES):
+        if path != "/v2":
             raise RequestError("not-found", f"there is nothing at {path[:200]}")
         _only(method, "GET", "HEAD")
-        if path == "/metrics":
-            return _Answer(200, service.metrics.as_text(), ((b"content-type", b"text/plain; version=0.0.4"),))
-        if path == "/v2":
-            return _json(service.metadata(["binary_tensor_data", "model_repository"]))
-        if path == "/v2/health/live":
-            return _json({"live": True})
-        loading = {"loading": service.loading} if service.loading else {}
-        return _json({"ready": service.ready, **loading}, 200 if service.ready else 503)
+        return _json(service.metadata(["binary_tensor_data", "model_repository"]))
 
     async def _infer(self, chosen: Chosen, headers: Mapping[str, str], receive: Receive) -> _Answer:
         encoded = headers.get("content-encoding", "identity")
@@ -204,18 +234,6 @@ class Application:
             return _Answer(200, answer, ((b"content-type", b"application/json"), which))
         length = (encoding.HEADER_LENGTH.encode(), str(end).encode())
         return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
-
-
-def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise RequestError ("headers") for too many, and for two ways to say where the body ends.
-
-    A proxy may choose the other one, and so see other requests: https://www.rfc-editor.org/rfc/rfc9112#section-6.3.
-    """
-    names = [name for name, _ in headers]
-    if b"content-length" in names and b"transfer-encoding" in names:
-        raise RequestError("headers", "the request has Content-Length and Transfer-Encoding: send one of them")
-    if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
-        raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
 
 
 @contextlib.asynccontextmanager

@@ -59,8 +59,8 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no typ
 class RpcServer:
     """A server that offers the models of a service. Make it in the thread of its event loop."""
 
-    def __init__(self, service: Service, connections: int) -> None:
-        """connections: calls at a time."""
+    def __init__(self, service: Service, connections: int, shared: bool = False) -> None:
+        """connections: calls at a time. shared: whether other processes listen at its port too."""
         limits = service.limits
         milliseconds = max(1, int(limits.seconds * 1000))
         self._service = service
@@ -71,7 +71,7 @@ class RpcServer:
                 ("grpc.max_receive_message_length", limits.body),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 2**14),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shared)),
                 ("grpc.server_handshake_timeout_ms", milliseconds),
                 ("grpc.max_connection_idle_ms", milliseconds),
                 ("grpc.keepalive_time_ms", milliseconds),
@@ -177,9 +177,9 @@ class RpcServer:
             parameters = messages.plain(request.parameters)
             await self._service.change(name, method.removeprefix("RepositoryModel").lower(), parameters)
             return b""
-        return messages.make(f"{method}Response", **self._told(method, request))
+        return messages.make(f"{method}Response", **await self._told(method, request))
 
-    def _told(self, method: str, request: Any) -> dict[str, Any]:
+    async def _told(self, method: str, request: Any) -> dict[str, Any]:
         """Return the fields of a response."""
         service = self._service
         match method:
@@ -192,7 +192,7 @@ class RpcServer:
             case "RepositoryIndex":
                 return {"models": service.index(request.ready)}
             case "ModelStatistics":
-                return service.statistics(request.name, request.version or None)
+                return await service.statistics(request.name, request.version or None)
         try:
             batcher = service.batcher(request.name, request.version or None)
         except RequestError:

@@ -10,19 +10,19 @@ import json
 import math
 import os
 import resource
-import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stagec.core.messages.errors import StagecError, mistake
 from stagec.core.messages.refusal import Refusal
@@ -31,11 +31,12 @@ from stagec.loader.selection import Policy
 from stagec_serve.batching import Batcher
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Model
-from stagec_serve.rest import MOST_HEADERS, Application
+from stagec_serve.rest import MOST_HEADERS, Application, Probes, State
 from stagec_serve.sequences import IDLE, Sequences
 from stagec_serve.service import Limits, Repository, Service
 from stagec_serve.swapping import Swapping
 from stagec_serve.trust import LOOK, Certificates, Tokens, identity
+from stagec_serve.workers import Link
 
 if TYPE_CHECKING:
     from stagec_serve.rpc import RpcServer
@@ -96,17 +97,26 @@ class Loaded(NamedTuple):
 
 
 def models_of(
-    bundle: Bundle, gather: str, policy: Policy = "executable_only", tell: Tell = lambda _: None
+    bundle: Bundle,
+    gather: str,
+    policy: Policy = "executable_only",
+    tell: Tell = lambda _: None,
+    is_one_of_many: bool = False,
 ) -> tuple[dict[str, Model], dict[str, str]]:
     """Return the models of a bundle by name, loaded, and why each of the other functions is left out.
 
     A function with variants is several models, FUNCTION-VARIANT. tell: is called before each with how many there are.
+    is_one_of_many: whether other processes answer requests too; then no model keeps state.
     """
     models: dict[str, Model] = {}
     left_out: dict[str, str] = {}
     variants = [variant for function in bundle.values() for variant in function.variants.values() or [function]]
     for number, variant in enumerate(variants):
         tell(f"{number} of {len(variants)} models are loaded")
+        if is_one_of_many and (states := variant.usage.states):
+            what = f"it keeps {', '.join(states)} for a sequence, in one process"
+            left_out[variant.name] = f"{what}: start the server without --workers"
+            continue
         try:
             model = Model(variant, bundle.version, gather, policy)
         except Refusal as error:
@@ -180,6 +190,37 @@ def listen(host: str, port: int, path: str = "") -> socket.socket:
     return listener
 
 
+def listeners(count: int, host: str, port: int, path: str = "") -> list[socket.socket]:
+    """Return sockets of one address for several processes, as `listen` does. Of a Unix socket they are the same one.
+
+    The kernel gives each connection to one of them, by the client's address. They listen at once: a connection waits
+    for a process that starts again.
+    """
+    first = listen(host, port, path)
+    if path or count == 1:
+        return [first] * count
+    sockets = shared(first, count)
+    for each in sockets:
+        each.listen(_BACKLOG)
+    return sockets
+
+
+def shared(first: socket.socket, count: int = 1) -> list[socket.socket]:
+    """Return sockets of the address of another one, which is closed, that other processes may have too.
+
+    The first one shows that nobody has it by now: for SO_REUSEPORT, another server may.
+    """
+    address, made = first.getsockname(), []
+    first.close()
+    for _ in range(count):
+        each = socket.socket(first.family, first.type)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        each.bind(address)
+        made.append(each)
+    return made
+
+
 def _listen_at(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -200,6 +241,7 @@ async def serve(
     grpc_address: str = "",
     probes: socket.socket | None = None,
     control: socket.socket | None = None,
+    group: socket.socket | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
 
@@ -210,6 +252,8 @@ async def serve(
     grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
     probes: answers probes and gives metrics too, in a thread of its own, which waits for nothing else; None: none does.
     control: takes requests too, and it alone those that load and unload models; None: `listener` takes these.
+    group: the end of a link to the process that started this one (`Workers`) and that says when to load something;
+    the server ends when it does. None: this is the only process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # each connection takes a descriptor, and the usual soft limit is 1,024
@@ -240,17 +284,19 @@ async def serve(
         if grpc_address:
             from stagec_serve.rpc import RpcServer  # it takes a while, and not everybody wants it
 
-            rpc = RpcServer(service, options.connections)
+            rpc = RpcServer(service, options.connections, group is not None)
             grpc_address = await rpc.start(grpc_address, options.tls)
         server = _Server(config, service, options.drain, rpc)
         application.crowded = lambda: len(server.server_state.connections) > options.connections
         if probes is not None:
-            probing = uvicorn.Server(_config(Application(service, probes=True), options))
-            run = functools.partial(asyncio.run, probing.serve([probes]))
+            run = functools.partial(asyncio.run, probe(service, probes, options))
             threading.Thread(target=run, name="stagec-probes", daemon=True).start()
 
         async def start() -> None:
             """Load the models, and watch their file from then on."""
+            if group is not None:
+                await _follow(group, service, lambda: ready(service.repository, grpc_address))
+                return
             try:
                 await service.reload()
             except BaseException:
@@ -258,7 +304,7 @@ async def serve(
                 raise
             ready(service.repository, grpc_address)
             if options.watch:
-                await _watch(options.watch, first, service)
+                await watch(options.watch, first, service.reload, service.metrics.log.error)
 
         keeping = asyncio.create_task(options.tls.keep()) if options.tls else None
         starting = asyncio.create_task(start())
@@ -270,7 +316,7 @@ async def serve(
             await starting
 
 
-def _config(application: Application, options: Options) -> uvicorn.Config:
+def _config(application: Probes, options: Options) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http=_protocol(options.limits.seconds),
@@ -281,14 +327,22 @@ def _config(application: Application, options: Options) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=MOST_HEADERS,
         timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
         backlog=_BACKLOG,
     )
 
 
-async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> None:
-    """Load the bundle's file whenever it changes, until this is cancelled. It logs a failure to load.
+async def probe(state: State, listener: socket.socket, options: Options) -> None:
+    """Answer probes without an end."""
+    server = uvicorn.Server(_config(Probes(state), options))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # others take them
+    await server.serve([listener])
+
+
+async def watch(
+    path: str, known: tuple[int, ...] | None, reload: Callable[[], Awaitable[None]], log: Callable[[str], None]
+) -> None:
+    """Load the bundle's file whenever it changes, until this is cancelled, and log why it cannot be loaded.
 
     known: the identity of the file that is loaded.
     """
@@ -299,11 +353,41 @@ async def _watch(path: str, known: tuple[int, ...] | None, service: Service) -> 
             continue
         known = now
         try:
-            await service.reload()
+            await reload()
         except (StagecError, Refusal) as error:
-            service.metrics.log.error("the models stay as they are: %s", str(error).partition("\n")[0])
-        except Exception as error:
-            service.metrics.log.exception("the models stay as they are", exc_info=error)
+            log(f"the models stay as they are: {str(error).partition(chr(10))[0]}")
+        except Exception:  # noqa: BLE001  # it may be gone with the next file
+            log(f"the models stay as they are:\n{traceback.format_exc()}")
+
+
+async def _follow(group: socket.socket, service: Service, present: Callable[[], None]) -> None:
+    """Do what the process says that started this one, until it ends; then this one ends too."""
+
+    async def asked(kind: str, value: Any) -> Any:
+        match kind:
+            case "prepare":
+                return await service.prepare(value)
+            case "take":
+                service.take()
+            case "drop":
+                service.drop()
+            case "group":
+                service.others = value
+            case "log":
+                service.metrics.log.error(value)
+            case "metrics":
+                return service.metrics.as_text().decode()
+            case "statistics":
+                return service.metrics.told(value)
+            case "present":
+                present()
+        return None
+
+    link = Link(asked)
+    await link.open(group)
+    service.ask, service.agree = link.ask, functools.partial(link.ask, "agree")
+    await link.run()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Server(uvicorn.Server):
@@ -326,9 +410,10 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             loop.remove_reader(listener)
             await asyncio.sleep(_ATTACHING)
-            while select.select([listener], [], [], 0)[0]:
-                connection, _ = listener.accept()
-                await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
+            with contextlib.suppress(BlockingIOError):  # there are no more
+                while True:
+                    connection, _ = listener.accept()
+                    await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
         for server in self.servers:
             server.close()
         await asyncio.sleep(_LAST)
@@ -354,36 +439,59 @@ class _Server(uvicorn.Server):
 def _protocol(seconds: float) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol that waits no longer than that for headers, and for a client to read its answer.
 
-    uvicorn itself waits for headers forever.
+    uvicorn itself waits for headers forever, and takes any number of them.
     """
 
-    class Protocol(H11Protocol):
+    class Protocol(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
-        _refused = False
+        _ends_with: str | None = None  # why bytes were refused: no more are read
+        _beside = 0  # bytes since the last that belong to headers that are complete, or to a body
+        _in_body = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._limit()
 
         def data_received(self, data: bytes) -> None:
-            if self._refused:
+            if self._ends_with is not None:
                 return
             if self.timeout_keep_alive_task is not None and self._timer is not None:  # a request begins
                 self._timer.cancel()
                 self._timer = None
+            self._beside += len(data)
             super().data_received(data)
+            if self._beside > MOST_HEADERS and self._ends_with is None:
+                self.send_400_response(f"the headers are over the limit of {MOST_HEADERS:,} bytes")
             self._limit()
 
-        def send_400_response(self, msg: str) -> None:
-            """Refuse bytes that are not HTTP, as everything else: with JSON."""
-            import h11  # it comes with uvicorn, the package that is missing where both are
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if not self._in_body:  # what follows a body in chunks changes nothing any more
+                super().on_header(name, value)
 
-            head = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        def on_headers_complete(self) -> None:
+            self._beside, self._in_body = 0, True
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._beside = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._beside, self._in_body = 0, False
+            super().on_message_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse bytes that are not HTTP, as everything else: with JSON, and after the answers before."""
+            self._ends_with = msg
+            if self._under_way and not self.cycle.more_body:
+                return
+            if self._under_way:  # it will not be whole
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             body = json.dumps({"error": msg}).encode()
-            for event in (h11.Response(status_code=400, headers=head), h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
             # With bytes that nobody has read, to close is to reset, and the client may not see the answer.
-            self._refused = True
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             self.loop.call_later(_LAST, self.transport.close)
@@ -395,22 +503,27 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            if self._ends_with is not None and not self.pipeline and not self.transport.is_closing():
+                self.send_400_response(self._ends_with)
             self._limit()
+
+        @property
+        def _under_way(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
 
         def _limit(self) -> None:
             """Start the limit if no request is under way, and end it if one is."""
-            under_way = self.cycle is not None and not self.cycle.response_complete
-            if under_way and self._timer is not None:
+            if self._under_way and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            elif not under_way and self._timer is None:
+            elif not self._under_way and self._timer is None:
                 self._timer = self.loop.call_later(seconds, self._close)
 
         def _close(self) -> None:
             self._timer = None
             if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
                 self.transport.abort()
-            elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+            elif self.timeout_keep_alive_task is None and not self._under_way:
                 self.transport.close()  # a connection without a request ends as `keep_alive` says
 
     return Protocol

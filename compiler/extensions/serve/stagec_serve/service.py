@@ -7,7 +7,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -93,6 +93,9 @@ class Service:
     metrics, limits: of all requests. ending: whether the server ends: it is not ready any more.
     control_port: the only one on which clients load and unload models; None: every one.
     repository: the models that are offered. loading: how far the first load is; "" when it is done.
+    agree: makes a change (`prepare`), here or in all workers. drop: undoes a `prepare`.
+    ask: asks all workers for "metrics" or "statistics"; None: there are none.
+    others: how many of the workers are ready; "": all are.
     """
 
     def __init__(
@@ -119,11 +122,20 @@ class Service:
         self._loading = asyncio.Lock()
         self._held = 0
         self._sequences = sequences or Sequences(1, 60, metrics)
+        self.agree: Callable[[Mapping[str, Any]], Awaitable[None]] = self._alone
+        self.ask: Callable[[str, object], Awaitable[Any]] | None = None
+        self.others = ""
+        self._take: Callable[[], None] = lambda: None
+        self.drop: Callable[[], None] = lambda: None
 
     @property
     def ready(self) -> bool:
         """Whether requests can be answered, now and for a while."""
-        return not self.loading and not self.ending
+        return not self.loading and not self.others and not self.ending
+
+    async def exposition(self) -> bytes:
+        """Return the metrics for Prometheus."""
+        return (await self.ask("metrics", None)).encode() if self.ask else self.metrics.as_text()
 
     def tell(self, progress: str) -> None:
         """Take how far loading is. It may be called in any thread."""
@@ -160,11 +172,12 @@ class Service:
         """Return Triton's ModelConfig of a model."""
         return batcher.config(self._sequences.idle(batcher.model))
 
-    def statistics(self, name: str = "", version: str | None = None) -> dict[str, Any]:
+    async def statistics(self, name: str = "", version: str | None = None) -> dict[str, Any]:
         """Return Triton's statistics of a model, or of all. Raises RequestError as `batcher`."""
         batchers = [self.batcher(name, version)] if name else self.repository.batchers.values()
         models = [(batcher.model.name, batcher.model.version) for batcher in batchers]
-        return {"model_stats": [self.metrics.statistics[model].told(model, version) for model, version in models]}
+        of = await self.ask("statistics", models) if self.ask else self.metrics.told(models)
+        return {"model_stats": of}
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:
         """Return name, version, state and reason of each model. ready: of those that can be asked alone."""
@@ -194,61 +207,96 @@ class Service:
         if self.loading:
             raise RequestError("unavailable", f"the server is not ready: {self.loading}")
         if change == "load" and parameters:
-            batcher = self.batcher(name, None)
-            assert repository.swapping is not None
-            await repository.swapping.load(batcher, parameters)
-            what = "%s has the weights of %s from the next request on; its digest is %s"
-            self.metrics.log.info(what, name, parameters["weights"], batcher.model.digest)
-            if repository is self.repository:
-                self._tell(repository)
+            self.batcher(name, None)
+            await self.agree({"kind": "weights", "name": name, "parameters": dict(parameters)})
             return
         known_parameters(name, parameters, True, "unload_dependents")  # there are none
+        unloaded = repository.unloaded - {name}
         if change == "load" and name not in repository.unloaded:
             assert repository.swapping is not None
             others = {model: given for model, given in repository.swapping.given.items() if model != name}
             try:
-                await self.reload(name, others)
+                await self.agree({"kind": "bundle", "weights": others, "unloaded": sorted(unloaded)})
             except (StagecError, Refusal) as error:
                 raise RequestError("unavailable", str(error).partition("\n")[0]) from error
             self.batcher(name, None)
             return
-        repository.unloaded.discard(name)
-        self.batcher(name, None)
-        if change == "unload":
-            repository.unloaded.add(name)
+        if name not in repository.unloaded:
+            self.batcher(name, None)
+        unloaded |= {name} if change == "unload" else set()
+        await self.agree({"kind": "unloaded", "unloaded": sorted(unloaded)})
 
-    async def reload(self, loaded: str = "", weights: Mapping[str, Mapping[str, object]] | None = None) -> None:
-        """Load the bundle's file, and offer its models instead of the present ones.
+    async def reload(self) -> None:
+        """Load the bundle's file, and offer its models instead of the present ones, with the weights that it has.
 
         Models that a client has unloaded stay so. Running requests end with their models, which are unloaded then.
-        loaded: the one that a client asks for. weights: those that models keep, as for `Swapping.load`, by name.
         Raises the errors of `load`, and RequestError ("unavailable") if it lacks a model that is offered now; then
         nothing has changed.
         """
-        async with self._loading:
-            try:
-                new = await _in_daemon(self._load)
-                try:
-                    self._check(new)
-                    for name, given in (weights or {}).items():
-                        if name in new.batchers and new.swapping is not None:
-                            await new.swapping.load(new.batchers[name], given)
-                except BaseException:
-                    new.close()
-                    raise
-            except BaseException:
-                self.metrics.loads.labels("failed").inc()
-                raise
-            self.metrics.loads.labels("loaded").inc()
-            new.unloaded = (self.repository.unloaded - {loaded}) & new.batchers.keys()
-            self.replace(new)
+        await self.agree({"kind": "bundle", "weights": {}, "unloaded": sorted(self.repository.unloaded)})
 
-    def _check(self, new: Repository) -> None:
+    async def _alone(self, what: Mapping[str, Any]) -> None:
+        async with self._loading:
+            await self.prepare(what)
+            self.take()
+
+    async def prepare(self, what: Mapping[str, Any]) -> dict[str, str]:
+        """Do all of a change that can fail; return the digest of each model after it. Then `take` or `drop` it.
+
+        what: "kind" is "bundle" (load the file again, with "weights", for each model that has others, and without
+        those of "unloaded"), "weights" ("name" and "parameters" as of `Swapping.load`), or "unloaded". Raises the
+        errors of `change` and `reload`.
+        """
+        repository = self.repository
+        match what["kind"]:
+            case "bundle":
+                try:
+                    new = await self._loaded(what)
+                except BaseException:
+                    self.metrics.loads.labels("failed").inc()
+                    raise
+                self._take, self.drop = functools.partial(self.replace, new), new.close
+                return {name: batcher.model.digest for name, batcher in new.batchers.items()}
+            case "weights":
+                batcher = self.batcher(what["name"], None)
+                assert repository.swapping is not None
+                take = await repository.swapping.load(batcher, what["parameters"])
+                self._take = functools.partial(self._with_weights, take, batcher, what["parameters"]["weights"])
+            case "unloaded":
+                self._take = functools.partial(setattr, repository, "unloaded", {*what["unloaded"]})
+        return {name: batcher.model.digest for name, batcher in repository.batchers.items()}
+
+    def take(self) -> None:
+        """Let what was prepared last be what is offered."""
+        take = self._take
+        self._take = self.drop = lambda: None
+        take()
+
+    def _with_weights(self, take: Callable[[], None], batcher: Batcher, file: str) -> None:
+        take()
+        what = "%s has the weights of %s from the next request on; its digest is %s"
+        self.metrics.log.info(what, batcher.model.name, file, batcher.model.digest)
+        self._tell(self.repository)
+
+    async def _loaded(self, what: Mapping[str, Any]) -> Repository:
+        new = await _in_daemon(self._load)
+        try:
+            self._check(new, {*what["unloaded"]})
+            for name, given in what["weights"].items():
+                if name in new.batchers and new.swapping is not None:
+                    (await new.swapping.load(new.batchers[name], given))()
+        except BaseException:
+            new.close()
+            raise
+        new.unloaded = {*what["unloaded"]} & new.batchers.keys()
+        return new
+
+    def _check(self, new: Repository, unloaded: set[str]) -> None:
         """Raise RequestError ("unavailable") if other models cannot take the place of the present ones."""
         if not new.batchers:
             why = "; ".join(f"{name}: {reason}" for name, reason in new.left_out.items())
             raise RequestError("unavailable", f"nothing can be served: {why or 'the bundle is empty'}")
-        needed = self.repository.batchers.keys() - self.repository.unloaded
+        needed = self.repository.batchers.keys() - unloaded
         lacking = [f"{name}: {new.left_out.get(name, 'it has none')}" for name in sorted(needed - new.batchers.keys())]
         if lacking:
             what = f"the new bundle cannot serve what the old one serves: {'; '.join(lacking)}"
@@ -256,6 +304,7 @@ class Service:
 
     def replace(self, repository: Repository) -> None:
         """Offer other models from the next request on."""
+        self.metrics.loads.labels("loaded").inc()
         old, self.repository = self.repository, repository
         self.loading = ""
         versions = {

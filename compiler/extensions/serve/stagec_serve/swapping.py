@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,21 +83,25 @@ class Swapping:
         self._bundle, self._folder, self._keys = bundle, Path(folder).resolve(), keys
         self._bundles = dict(adapted or {})
         self.given: dict[str, Mapping[str, object]] = {}
-        self._turn = asyncio.Lock()
 
-    async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> None:
-        """Give a queue's model the weights that a request names, loaded and called once with each bucket.
+    async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> Callable[[], None]:
+        """Load the weights that a request names for a queue's model, and call it once with each bucket.
 
+        Return what lets the queue's requests have them, from the next one on.
         parameters: "weights", the path of a file below the folder; "file", the file that it replaces, as for
         `Bundle.with_weights`. Requests run meanwhile, with the weights before. Raises RequestError ("request",
-        "unavailable"), and then nothing has changed.
+        "unavailable").
         """
-        async with self._turn:
-            batcher.model = await asyncio.to_thread(self._loaded, batcher, parameters)
-            self.given[batcher.model.name] = parameters
+        model, bundle = await asyncio.to_thread(self._loaded, batcher.model, parameters)
 
-    def _loaded(self, batcher: Batcher, parameters: Mapping[str, object]) -> Model:
-        model = batcher.model
+        def take() -> None:
+            self._bundles[model.name] = bundle
+            self.given[model.name] = parameters
+            batcher.model = model
+
+        return take
+
+    def _loaded(self, model: Model, parameters: Mapping[str, object]) -> tuple[Model, Bundle]:
         try:
             _PARAMETERS(parameters)
         except ValueError as error:
@@ -115,11 +119,9 @@ class Swapping:
         before = self._bundles.get(model.name, self._bundle)
         try:
             bundle = before.with_weights(path, None if file is None else str(file), keys=self._keys)
-            changed = model.of(bundle)
+            return model.of(bundle), bundle
         except Refusal as error:
             raise RequestError("unavailable", f"{model.name}: {error}") from None
-        self._bundles[model.name] = bundle
-        return changed
 
     def _is_below(self, path: Path) -> bool:
         try:

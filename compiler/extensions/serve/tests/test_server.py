@@ -30,10 +30,22 @@ import pytest
 import tritonclient.http as triton
 
 import stagec
-from compiler.extensions.serve.tests.processes import INFER, INPUT, REQUEST, Server, X, refused, serving, threads, until
+from compiler.extensions.serve.tests.processes import (
+    INFER,
+    INPUT,
+    PROGRAM,
+    REQUEST,
+    Server,
+    X,
+    refused,
+    serving,
+    threads,
+    until,
+)
 from stagec.core.builds.version import VERSION
 from stagec_serve import server as module
 from tests.building import checked
+from tests.bundles import only
 from tests.signed import write_keys, write_provenance
 
 
@@ -457,6 +469,41 @@ def test_what_cannot_start(served: Path, server: Server, tmp_path: Path, options
     assert text in refused(served, *(word.format(folder=tmp_path, port=server.port) for word in options))
 
 
+def test_options_of_the_environment(served: Path, tmp_path: Path) -> None:
+    """And of a file; what a command line says comes after them."""
+    bundle, file = tmp_path / "predict.aot", tmp_path / "serve.args"
+    only(served, bundle, "predict")
+    file.write_text("--body\n1\n--own-ids\n")
+    words = [sys.executable, "-c", PROGRAM, "serve", str(bundle), f"@{file}", "--timeout", "7"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def refused_with(**more: str) -> str:
+        done = subprocess.run(words, env={**environment, **more}, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        return done.stderr.strip()
+
+    assert refused_with(STAGEC_SERVE_PROT="0").endswith(
+        'no option of the environment variable STAGEC_SERVE_PROT: did you mean "STAGEC_SERVE_PORT"?'
+    )
+    assert refused_with(STAGEC_SERVE_PORT="x").endswith("argument --port: write a whole number, 0 or more, not 'x'")
+    assert refused_with(STAGEC_SERVE_WATCH="yes").endswith("STAGEC_SERVE_WATCH is 'yes': write 1 or 0")
+    assert "\na.pem: cannot be read" in refused_with(STAGEC_SERVE_KEY="a.pem\nb.pem", STAGEC_SERVE_PORT="0")
+    given = {"PORT": "0", "TIMEOUT": "50", "DRAIN": "0", "OWN_IDS": "0", "STRICT": "1", "JSON": "1"}
+    more = {f"STAGEC_SERVE_{name}": text for name, text in given.items()}
+    process = subprocess.Popen(words, env={**environment, **more}, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        address = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["address"]
+        body = json.dumps({**REQUEST, "parameters": {"x": 1}}).encode()
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(urllib.request.Request(f"{address}{INFER}", body))
+        assert error.value.code == 501  # it is strict
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == 0
+
+
 def test_the_start_says_what_is_served(server: Server) -> None:
     assert "predict 1.2.0: gathered along batch to 32: its rows are independent, as is proven\n" in server.told
     assert "draw 1.2.0: not gathered: the manifest declares no padding of batch\n" in server.told
@@ -554,7 +601,32 @@ def test_two_lengths_of_a_body(server: Server) -> None:
     head, body = said(server, b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\n" + both)
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"connection: close" in head
-    assert json.loads(body) == {"error": "the request has Content-Length and Transfer-Encoding: send one of them"}
+    assert json.loads(body) == {"error": "Invalid HTTP request received."}
+
+
+def test_bytes_that_are_not_http_beside_requests(served: Path) -> None:
+    """After a request, its answer comes first; in its body, there is no answer to it."""
+    wrong = b"HTTP/1.1 400 Bad Request\r\n"
+    with serving(served, "--delay", "300") as server:
+        data = json.dumps(REQUEST).encode()
+        head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
+        whole = head + f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+        answer, body = said(server, whole + whole + b"\0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        first, second, refused = body.split(b"HTTP/1.1 ")
+        assert json.loads(first)["model_name"] == "predict"
+        assert second.startswith(b"200 ")
+        assert refused.startswith(b"400 ")
+        for after in (
+            b"no number\r\n",
+            b"1\r\n{\r\n0\r\n" + b"A: a\r\n" * 99_999,
+            b"1\r\n{\r\n0\r\nA: " + b"a" * 700_000,
+        ):
+            answer, body = said(server, head + b"Transfer-Encoding: chunked\r\n\r\n" + after)
+            assert (answer + b"\r\n").startswith(wrong), after[:20]
+            assert "error" in json.loads(body)
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+        assert "Traceback" not in server.end(signal.SIGINT)
 
 
 def test_too_many_headers_and_bytes_that_are_not_http(server: Server) -> None:

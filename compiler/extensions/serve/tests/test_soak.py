@@ -4,22 +4,29 @@ Modules: `stagec_serve/server.py`, `stagec_serve/batching.py`.
 """
 
 import functools
+import gzip
+import http.client
 import itertools
 import json
 import os
+import re
+import shutil
 import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from safetensors.numpy import save_file
 
 from compiler.extensions.serve.tests.processes import CLIENTS, INFER, Clients, Server, serving, threads, until
 from stagec_serve import messages
+from tests.bundles import edited_index
 
 SECONDS = float(os.environ.get("STAGEC_SOAK_SECONDS", "4"))
 
@@ -130,3 +137,82 @@ def test_killed_and_started_again(served: Path) -> None:
     again.end(signal.SIGINT)
     assert clients.answered["lost"] <= 2 * CLIENTS  # those that ran, and those that the kernel had taken
     assert clients.answered.keys() <= {200, "refused", "lost", 503}  # 503: it loads
+
+
+def test_a_mixed_load(served: Path, tmp_path: Path) -> None:
+    """Small requests, 16 MB of JSON, refusals, and swaps of weights and bundles: `live` is soon there, memory stays."""
+    place, ended, bomb = tmp_path / "models.aot", threading.Event(), gzip.compress(bytes(2**27))
+    shutil.copy(served, place)
+    for number in (2, 3):
+        draw = np.random.default_rng(number).standard_normal
+        shapes = {"w1": (16, 24), "b1": (24,), "w2": (24, 5)}
+        save_file(
+            {name: draw(shape).astype(np.float32) for name, shape in shapes.items()},
+            tmp_path / f"v{number}.safetensors",
+        )
+    outcomes: Counter[tuple[str, int]] = Counter()
+    seconds: dict[str, list[float]] = {"main port": [], "probe port": []}
+    options = ("--grpc-port", "0", "--probe-port", "0", "--watch", "--control", "--memory", "256")
+    with serving(place, *options) as server:
+        probes = int(re.findall(r"probes on http://.*:(\d+)", server.told)[0])
+
+        def repeatedly(pause: float, step: Callable[[int], None]) -> Callable[[], None]:
+            def run() -> None:
+                for turn in itertools.count():
+                    step(turn)
+                    if ended.wait(pause):
+                        return
+
+            return run
+
+        def live(_: int) -> None:
+            for which, port in (("main port", server.port), ("probe port", probes)):
+                began = time.monotonic()
+                connection = http.client.HTTPConnection(server.host, port, timeout=60)
+                connection.request("GET", "/v2/health/live")
+                outcomes[f"live at the {which}", connection.getresponse().status] += 1
+                connection.close()
+                seconds[which].append(time.monotonic() - began)
+
+        def large(_: int) -> None:
+            x = np.random.default_rng(1).standard_normal((45_000, 16)).astype(np.float32)
+            body = {"inputs": [{"name": "x", "shape": x.shape, "datatype": "FP32", "data": x.ravel().tolist()}]}
+            outcomes["large JSON", server.ask("POST", INFER, body)[0]] += 1
+
+        def wrong(turn: int) -> None:
+            x = {"name": "x", "shape": [], "datatype": "FP32", "data": [1]}
+            bodies = [b"[]," * 2**20, bomb, {"inputs": [{**x, "shape": [3, 16]}]}, b"\x00" * 1000]
+            coding = {"content_encoding": "gzip"} if turn % 4 == 1 else {}
+            outcomes[f"wrong {turn % 4}", server.ask("POST", INFER, bodies[turn % 4], **coding)[0]] += 1
+            filled = server.ask("POST", "/v2/models/filled/infer", {"inputs": [x]})
+            outcomes["JSON of 8,000,000 numbers", filled[0]] += 1
+
+        def swap(turn: int) -> None:
+            body = {"parameters": {"weights": f"v{2 + turn % 2}.safetensors"}}
+            outcomes["weights", server.ask("POST", "/v2/repository/models/predict/load", body)[0]] += 1
+            if turn % 4 == 3:
+                edited_index(served, tmp_path / "new", lambda index: index.update(version=f"1.3.{turn}"))
+                (tmp_path / "new").replace(place)
+
+        steps = [(0.05, live), (0.5, large), (0.2, wrong), (1, swap)]
+        with threads(*(repeatedly(*each) for each in steps)), Clients(server) as clients:
+            watch(server, clients, SECONDS / 2)
+            memory, opened, asked = server.memory(), server.descriptors(), clients.answered.total()
+            watch(server, clients, SECONDS / 2)
+            grown, count = server.memory() - memory, clients.answered.total() - asked
+            ended.set()
+        for which, took in seconds.items():
+            ordered = sorted(took)
+            shown = ", ".join(
+                f"{part:.0%} {ordered[int(part * (len(took) - 1))] * 1000:.1f} ms" for part in (0.5, 0.99, 1)
+            )
+            print(f"live at the {which}: {len(took)} times, {shown}")
+        print(f"{outcomes}; {clients.answered}; {server.descriptors()} descriptors, before {opened}")
+        print(f"{grown >> 10} KiB more after {count} requests", flush=True)
+        assert clients.answered.keys() == {200}
+        expected = {"large JSON": 200, "wrong 0": 413, "wrong 1": 413, "wrong 2": 400, "wrong 3": 400, "weights": 200}
+        expected |= {"JSON of 8,000,000 numbers": 406, "live at the main port": 200, "live at the probe port": 200}
+        assert {*outcomes} <= {*expected.items()}, outcomes
+        assert server.descriptors() <= opened + 2 * CLIENTS
+        assert grown < 2**26, f"{grown >> 10} KiB after {count} requests"
+        assert sorted(seconds["probe port"])[len(seconds["probe port"]) * 99 // 100] < 1

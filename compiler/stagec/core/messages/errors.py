@@ -94,7 +94,7 @@ def blaming(
 
 
 _EXTRA = {
-    **{name: name for name in ("cryptography", "flatbuffers", "jax", "orjson", "pydantic", "uvicorn")},
+    **{name: name for name in ("cryptography", "flatbuffers", "httptools", "jax", "orjson", "pydantic", "uvicorn")},
     "google": "protobuf",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",

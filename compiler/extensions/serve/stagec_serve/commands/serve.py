@@ -10,8 +10,11 @@ from stagec.cli.options import WEIGHTS, at_least, more_than_0, value
 from stagec.core.messages.errors import mistake
 
 if TYPE_CHECKING:
+    import socket
+
     from stagec_serve.model import Model
 
+ENVIRONMENT = "STAGEC_SERVE_"
 OPTIONS = {
     "bundle": "the bundle (.aot)",
     "[--host HOST]": value("where to listen (default: this machine alone, 127.0.0.1)", "127.0.0.1"),
@@ -64,6 +67,12 @@ OPTIONS = {
     "[--threads THREADS]": value(
         "calls that run at a time (default: as many as there are cores, or its cgroup may use)", 0, at_least(0)
     ),
+    "[--workers WORKERS]": value(
+        "processes, which share --connections, --memory, --queue and --threads, and keep no sequences if they are "
+        "several (default: 1)",
+        1,
+        at_least(1),
+    ),
     "[--connections CONNECTIONS]": value("at a time (default: 1000)", 1000, at_least(1)),
     "[--timeout S]": value("seconds for headers, body and answer of a request, each (default: 60)", 60, more_than_0),
     "[--keep-alive S]": value("seconds without a request after which a connection ends (default: 75)", 75, more_than_0),
@@ -88,9 +97,10 @@ def run(options: Options) -> None:
     from stagec_serve import logs, server
     from stagec_serve.service import Limits, Repository
     from stagec_serve.swapping import Swapping, adapted
-    from stagec_serve.trust import Certificates, Tokens
+    from stagec_serve.trust import Certificates, Tokens, identity
+    from stagec_serve.workers import Workers
 
-    logs.log_to(sys.stderr, options.json_logs, options.access_log)
+    count = options.workers
     if bool(options.tls_cert) != bool(options.tls_key):
         raise mistake("--tls-cert and --tls-key go together", "give both, or neither")
     if options.tls_clients and not options.tls_cert:
@@ -103,15 +113,17 @@ def run(options: Options) -> None:
             given = f"{name}={file}" if file else name
             what = f"--adapter {given}: expected a name of letters, digits, _ and -, and a file"
             raise mistake(what, "write for example --adapter french=french.safetensors")
+    if count > 1 and options.grpc_socket:
+        raise mistake("--grpc-socket is one that --workers cannot share", "give --grpc-port")
     keys = options.key or None
-    listener = server.listen(options.host, options.port, options.socket)
+    listeners = server.listeners(count, options.host, options.port, options.socket)
     control = None if options.control_port is None else server.listen(options.host, options.control_port)
     probes = None if options.probe_port is None else server.listen(options.host, options.probe_port)
 
     def opened(tell: server.Tell) -> server.Loaded:
         tell(f"{options.bundle} is read")
         bundle = load(options.bundle, options.target, policy=options.policy, keys=keys, weights=options.weights)
-        models, left_out = server.models_of(bundle, options.gather, options.policy, tell)
+        models, left_out = server.models_of(bundle, options.gather, options.policy, tell, count > 1)
         more = adapted(bundle, models, adapters, options.adapter_of, keys)
         folder = options.weights or Path(options.bundle).parent
         swapping = Swapping(bundle, folder, keys, more.bundles)
@@ -122,9 +134,11 @@ def run(options: Options) -> None:
 
         return server.Loaded({**models, **more.models}, left_out, swapping, close)
 
-    host, port = (options.host, 0) if options.socket else listener.getsockname()[:2]
+    host, port = (options.host, 0) if options.socket else listeners[0].getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if options.tls_cert else "http"
+    ports = [f"control on {scheme}://{shown}:{control.getsockname()[1]}"] if control else []
+    ports += [f"probes on http://{shown}:{probes.getsockname()[1]}"] if probes else []
     address = f"{scheme}+unix://{options.socket}" if options.socket else f"{scheme}://{shown}:{port}"
 
     def ready(repository: Repository, grpc: str) -> None:
@@ -140,19 +154,18 @@ def run(options: Options) -> None:
             for name, model in models.items()
         }
         rpc = [f"listening on grpc://{grpc}"] if grpc else []
-        rpc += [f"control on {scheme}://{shown}:{control.getsockname()[1]}"] if control else []
-        rpc += [f"probes on http://{shown}:{probes.getsockname()[1]}"] if probes else []
-        text = "".join(f"{line}\n" for line in (*_lines(models, left_out), *rpc, f"listening on {address}"))
-        told = {"kind": "serve", "address": address, "grpc": grpc, "models": value, "left_out": left_out}
-        Answer(told, text).tell(options.json)
+        told = (*_lines(models, left_out), *rpc, *ports, f"listening on {address}")
+        text = "".join(f"{line}\n" for line in told)
+        answer = {"kind": "serve", "address": address, "grpc": grpc, "models": value, "left_out": left_out}
+        Answer(answer, text).tell(options.json)
         sys.stdout.flush()
 
-    limits = Limits(options.body * 2**20, options.memory * 2**20, options.timeout, options.strict)
+    limits = Limits(options.body * 2**20, options.memory * 2**20 // count, options.timeout, options.strict)
     how_it_runs = server.Options(
         None if options.delay is None else options.delay / 1000,
-        options.queue,
-        options.threads,
-        connections=options.connections,
+        -(-options.queue // count),
+        -(-(options.threads or server.cores()) // count),
+        connections=-(-options.connections // count),
         drain=options.drain,
         keep_alive=options.keep_alive,
         tls=tls,
@@ -164,9 +177,43 @@ def run(options: Options) -> None:
         own_ids=options.own_ids,
         limits=limits,
     )
-    rpc = "" if options.grpc_port is None else f"{shown}:{options.grpc_port}"
+    port = options.grpc_port
+    if count > 1 and port is not None:
+        (reserved,) = server.shared(server.listen(options.host, port))  # it never listens: the workers do
+        port = reserved.getsockname()[1]
+    rpc = "" if port is None else f"{shown}:{port}"
     rpc = f"unix:{options.grpc_socket}" if options.grpc_socket else rpc
-    asyncio.run(server.serve(opened, listener, how_it_runs, ready, rpc, probes, control))
+
+    def log() -> None:
+        logs.log_to(sys.stderr, options.json_logs, options.access_log)
+
+    if count == 1:
+        log()
+        asyncio.run(server.serve(opened, listeners[0], how_it_runs, ready, rpc, probes, control))
+        return
+
+    def work(number: int, group: socket.socket) -> None:
+        log()
+        for other in {*listeners, *([probes] if probes else [])} - {listeners[number]}:
+            other.close()
+        serving = server.serve(opened, listeners[number], how_it_runs, ready, rpc, None, control, group)
+        asyncio.run(serving)
+
+    async def run_all() -> None:
+        first = identity(options.bundle)
+        workers = Workers(count, work)
+        probing = probes and asyncio.create_task(server.probe(workers, probes, how_it_runs))
+
+        async def watch() -> None:
+            if options.watch:
+                await server.watch(options.bundle, first, workers.reload, workers.log)
+
+        shared = [*listeners, *([control] if control else [])]
+        await workers.run(shared, watch)
+        if probing:
+            probing.cancel()
+
+    asyncio.run(run_all())
 
 
 def _lines(models: Mapping[str, Model], left_out: Mapping[str, str]) -> Iterator[str]:
