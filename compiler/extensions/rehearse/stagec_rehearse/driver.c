@@ -364,6 +364,12 @@ int cuGraphNodeGetType(void *node, int *type) { return *type = ((Node *)node)->k
 int cuGraphExecKernelNodeSetParams_v2(void *graph, void *node, const void *parameters) {
   return (void)graph, (void)node, (void)parameters, OK;
 }
+int cuGraphExecMemcpyNodeSetParams(void *graph, void *node, const void *parameters, void *context) {
+  return (void)graph, (void)node, (void)parameters, (void)context, OK;
+}
+int cuGraphExecMemsetNodeSetParams(void *graph, void *node, const void *parameters, void *context) {
+  return (void)graph, (void)node, (void)parameters, (void)context, OK;
+}
 int cuGraphInstantiateWithFlags(void **instance, void *graph, Address flags) { return (void)flags, *instance = graph, OK; }
 int cuGraphExecDestroy(void *graph) { return (void)graph, OK; }
 int cuGraphUpload(void *graph, void *stream) { return (void)graph, (void)stream, OK; }

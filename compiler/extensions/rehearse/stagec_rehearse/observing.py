@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, hardware_utils, pjit
+from jax._src import compilation_cache, compiler, hardware_utils, monitoring, pjit
 from jax._src.interpreters import pxla
 from jaxlib.mlir import ir
 
@@ -62,6 +62,9 @@ def start() -> None:
     folder = Path(os.environ[FOLDER])
     observer = _Observer(folder)
     patched.COMPILE.forever(observer.compile)
+    if jax.config.values["jax_enable_compilation_cache"]:  # with a folder, in which the program is to find all
+        monitoring.register_event_listener(observer.event)
+        import stagec.jax_cache  # noqa: F401
     # JAX's own fast way calls executables from C++, where nobody can count.
     pjit._get_fastpath_data = lambda *_, **__: None
     run = pxla.ExecuteReplicated.__call__
@@ -76,6 +79,7 @@ def start() -> None:
 
     pxla.ExecuteReplicated.__call__ = counted  # type: ignore[method-assign]
     if _IS_CUDA:
+        compiler.backend_compile_and_load = functools.partial(_quickly, compiler.backend_compile_and_load)
         hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
         for name in LIBRARIES:  # before JAX loads NVIDIA's own: the first of a name is the one that XLA gets
             ctypes.CDLL(name)
@@ -83,6 +87,11 @@ def start() -> None:
     (folder / f"{os.getpid()}.versions").write_text(json.dumps(versions), "utf-8")
     stacks = (folder / f"{os.getpid()}.stack").open("w")
     faulthandler.register(signal.SIGUSR2, stacks, all_threads=False)
+
+
+def _quickly(compile_: Callable[..., Any], backend: Any, module: Any, devices: Any, options: Any, *more: Any) -> Any:
+    options.env_option_overrides = [*options.env_option_overrides, *_QUICK]
+    return compile_(backend, module, devices, options, *more)
 
 
 def _has(distribution: str) -> bool:
@@ -121,6 +130,8 @@ class _Observer:
         self._process = 0
         self._indices: dict[int, int] = {}
         self._kept: list[Any] = []
+        self._key = compilation_cache.get_cache_key  # JAX's own, which `stagec.jax_cache` replaces
+        self._here = threading.local()
 
     def _open(self) -> None:
         """A forked process has files of its own."""
@@ -140,26 +151,28 @@ class _Observer:
         row: dict[str, Any] = {"line": _line(sys._getframe(1))}
         try:
             row |= _described(computation)
-            key = cache_keys.recorded(lambda: compilation_cache.get_cache_key(computation, devices, options, backend))
+            key = cache_keys.recorded(lambda: self._key(computation, devices, options, backend))
             # What belongs to this machine, or to its packages, stays out of the file.
             plain = {jax_entries.TOPOLOGY: b"", jax_entries.COMPRESSION: b"zlib"}
             key = dataclasses.replace(key.with_parts(plain), mesh=_mesh(computation) or [int(devices.size)])
-            row["hex"] = key.to_bytes().hex()
+            if args[4]:
+                row["not_kept"] = "it calls back into Python"
+            else:
+                row["hex"] = key.to_bytes().hex()
             settings = ((name, str(getattr(jax.config, name))) for name in _SETTINGS)
             row["settings"] = {name: value for name, value in settings if value != _SETTINGS[name]}
             row["options"] = {name: str(value) for name, value in options.env_option_overrides}
-            if _IS_CUDA:
-                options.env_option_overrides = [*options.env_option_overrides, *_QUICK]
             row["devices"] = int(devices.size)
         except Exception as error:  # noqa: BLE001  # the program must not notice
             row["unknown"] = f"{type(error).__name__}: {error}"
-        began = time.perf_counter()
+        began, self._here.found = time.perf_counter(), 0
         try:
             executable = before(*args, **kwargs)
         except Exception as error:
             self._write({**row, "error": str(error).partition("\n")[0]}, None)
             raise
         row["seconds"] = time.perf_counter() - began
+        row["found"] = self._here.found
         try:
             row |= _measured(executable)
         except Exception as error:  # noqa: BLE001
@@ -170,6 +183,10 @@ class _Observer:
             executable = standing_in.stand_in(executable, computation, main, held, backend, args[5], options)
         self._write(row, executable)
         return executable
+
+    def event(self, name: str, **_: Any) -> None:
+        """Take an event of JAX's: an executable was found in its cache."""
+        self._here.found = int(name == "/jax/compilation_cache/cache_hits") or getattr(self._here, "found", 0)
 
     def _write(self, row: dict[str, Any], executable: Any) -> None:
         with self._lock:

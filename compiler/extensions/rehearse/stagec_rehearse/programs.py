@@ -15,6 +15,9 @@ from typing import Any
 from stagec.building.limits import in_bytes
 from stagec.core.data import reading
 from stagec.core.messages.errors import Problem, StagecError, blaming
+from stagec.jaxcache import jax_entries, jax_misses
+from stagec.jaxcache.jax_entries import Entry, Key
+from stagec.jaxcache.jax_misses import Lookup
 from stagec.manifest import toml, values
 
 NAME = "programs.toml"
@@ -37,7 +40,9 @@ class Program:
     constants: those of more than a megabyte that are part of it, each with its aval and bytes.
     file: the digest of its key's file; "" if its key is not known.
     seconds, bytes, flops: what its compilation took here, and XLA's own figures; no part of programs.toml.
+    found: how often JAX found it in a folder that was built, where one was given; no part either.
     not_run: what it calls that a virtual device lacks, so a program of zeros ran instead; "" if it ran.
+    not_kept: why JAX keeps no such program, so that it is not built; "" for all others.
     error: the first line of what XLA said where it could not compile it.
     """
 
@@ -58,11 +63,13 @@ class Program:
     seconds: float = 0.0
     bytes: int = 0
     flops: float = 0.0
+    found: int = 0
     not_run: str = ""
+    not_kept: str = ""
     error: str = ""
 
 
-_MEASURED = ("seconds", "bytes", "flops")
+_MEASURED = ("seconds", "bytes", "flops", "found")
 _KEPT = [each.name for each in fields(Program) if each.name not in _MEASURED]
 _KINDS: dict[str, type] = {
     name: {"str": str, "int": int, "Map": dict, "Seq": list}[str(each.type)[:3]]
@@ -109,6 +116,7 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
                     runs=before.runs + count,
                     compiled=before.compiled + 1,
                     seconds=before.seconds + program.seconds,
+                    found=before.found + program.found,
                 )
             listed[where] = program
     return [listed[where] for where in sorted(listed)], files
@@ -186,6 +194,29 @@ def _faults(
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SAY = {str: "a string", int: "a whole number", list: "an array", dict: "a table"}
+
+
+def entries(folder: str) -> list[Entry]:
+    """Read the index of a folder for JAX's compilation cache. Raises StagecError if stagec did not write it."""
+    path = str(Path(folder, jax_entries.INDEX))
+    with blaming(path, "name the folder that aot_programs built"):
+        return jax_entries.read(reading.whole(path).decode("utf-8"))
+
+
+def misses(rehearsal: Rehearsal, keys: Mapping[str, bytes], index: Sequence[Entry]) -> list[str]:
+    """Return what JAX did not find in a folder, a line each, and why. keys: as `observed` returns them."""
+    told = []
+    for program in rehearsal.programs:
+        if program.found == program.compiled or program.not_kept:
+            continue
+        why = program.error
+        if program.file in keys:
+            (key,) = Key.read(keys[program.file])
+            parts = {name: hashlib.sha256(part).hexdigest() for name, part in key.parts.items()}
+            miss = jax_misses.explain(Lookup(key.module, parts=parts, looked=True), index)
+            why = "; ".join(f"{part}: {reason}" if part else reason for part, reason in miss.reasons)
+        told.append(f"{_shown(program)}: {why}")
+    return told
 
 
 def storms(programs: Iterable[Program], most: int = 3) -> Iterator[tuple[Program, int, str]]:

@@ -39,16 +39,23 @@ class Ended:
     line: str = ""
 
 
-def environment(device: str, devices: int, folder: Path) -> dict[str, str]:
+def environment(device: str, devices: int, folder: Path, cache: str) -> dict[str, str]:
     """Return the variables in which a program finds the devices, and writes its rows into `folder`.
 
-    device: "cpu", or the short name of an NVIDIA device. Raises StagecError for another.
+    device: "cpu", or the short name of an NVIDIA device. Raises StagecError for another. cache: the folder for JAX's
+    compilation cache in which it is to find all; "" for none.
     """
     own = [str(Path(file).parents[1]) for file in (__file__, stagec.__file__) if file]
     path = [str(Path(__file__).with_name("start")), *filter(None, [os.environ.get("PYTHONPATH")]), *own]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER: str(folder)}
     # What JAX has kept of another run is not compiled in this one.
-    variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    variables["JAX_ENABLE_COMPILATION_CACHE"] = "true" if cache else "false"
+    if cache:
+        variables |= {
+            "JAX_COMPILATION_CACHE_DIR": os.path.abspath(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9",  # to read it, and write nothing
+            "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        }
     variables.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of shardings of the programs that stand in
     if device == CPU:
         return {**variables, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), f"{FOLDER}_PLATFORM": "cpu"}

@@ -33,6 +33,8 @@ def run(options: Options) -> None:
     listed = {program.file for program in rehearsal.programs}
     for program in rehearsal.programs:
         where = f"{program.name} ({program.line})"
+        if program.not_kept:
+            continue
         if not program.file:
             what = f"the key of {where} is not known: {program.error}"
             problems.append(Problem(options.programs, "programs", what, "mend the program, or remove the row"))

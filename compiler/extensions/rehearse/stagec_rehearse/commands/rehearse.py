@@ -16,6 +16,8 @@ OPTIONS = {
         "the folder for programs.toml and the programs' keys (default: rehearsal)", "rehearsal"
     ),
     "[--compare PROGRAMS]": "an earlier programs.toml: show what differs, and exit with status 1 if anything does",
+    "[--jax-cache FOLDER]": "what aot_programs built of an earlier run: show what the program does not find there, and exit "
+    "with status 1 if that is anything",
     "[--seconds SECONDS]": value("end the program after this time", 0.0, more_than_0),
     "[--idle SECONDS]": value("end the program when it has compiled nothing for this time", 0.0, more_than_0),
 }
@@ -25,13 +27,14 @@ def run(options: Options) -> Answer:
     from stagec_rehearse import programs, report, running
 
     output = Path(options.output)
+    index = programs.entries(options.jax_cache) if options.jax_cache else None
     compared = programs.read(options.compare) if options.compare else None
     earlier = programs.read(str(output / programs.NAME)) if (output / programs.NAME).exists() else None
     budget = earlier.budget if earlier else {}  # people write it, and it stays
     programs.faults(programs.Rehearsal(options.device, options.devices, {}, (), budget))  # before a long run
     with tempfile.TemporaryDirectory(prefix="stagec-rehearsal-") as scratch:
         folder = Path(scratch)
-        variables = running.environment(options.device, options.devices, folder)
+        variables = running.environment(options.device, options.devices, folder, options.jax_cache)
         ended = running.run(options.program, variables, folder, options.seconds, options.idle)
         compiled, keys = programs.observed(folder)
         versions = running.versions(folder)
@@ -47,6 +50,7 @@ def run(options: Options) -> Answer:
                 (output / programs.key_file(program.file)).unlink(missing_ok=True)
     differences = programs.changes(compared, rehearsal) if compared else []
     faults = programs.faults(rehearsal)
-    failed = bool(ended.status or missing or faults or differences)
-    said = report.text(rehearsal, ended, differences, faults, missing)
-    return Answer(report.plain(rehearsal, ended, differences, faults, missing), said, int(failed))
+    misses = programs.misses(rehearsal, keys, index) if index is not None and not missing else None
+    told = report.Told(rehearsal, ended, differences, faults, missing, misses)
+    failed = bool(ended.status or missing or faults or differences or misses)
+    return Answer(report.plain(told), report.text(told), int(failed))
