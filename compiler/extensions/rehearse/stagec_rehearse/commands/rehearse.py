@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, write_below
+from stagec.cli.files import Answer, Options, write_below, write_whole
 from stagec.cli.options import at_least, more_than_0, value
 
 OPTIONS = {
@@ -18,13 +18,14 @@ OPTIONS = {
     "[--compare PROGRAMS]": "an earlier programs.toml: show what differs, and exit with status 1 if anything does",
     "[--jax-cache FOLDER]": "what aot_programs built of an earlier run: show what the program does not find there, and exit "
     "with status 1 if that is anything",
+    "[--report FILE.html]": "where to write a page with all programs and what there is to tell of them",
     "[--seconds SECONDS]": value("end the program after this time", 0.0, more_than_0),
     "[--idle SECONDS]": value("end the program when it has compiled nothing for this time", 0.0, more_than_0),
 }
 
 
 def run(options: Options) -> Answer:
-    from stagec_rehearse import programs, report, running
+    from stagec_rehearse import page, programs, report, running
 
     output = Path(options.output)
     index = programs.entries(options.jax_cache) if options.jax_cache else None
@@ -52,5 +53,7 @@ def run(options: Options) -> Answer:
     faults = programs.faults(rehearsal)
     misses = programs.misses(rehearsal, keys, index) if index is not None and not missing else None
     told = report.Told(rehearsal, ended, differences, faults, missing, misses)
+    if options.report:
+        write_whole(options.report, page.as_html(told).encode())
     failed = bool(ended.status or missing or faults or differences or misses)
     return Answer(report.plain(told), report.text(told), int(failed))
