@@ -22,12 +22,13 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import compilation_cache, compiler, hardware_utils, monitoring, pjit
 from jax._src.interpreters import pxla
 from jaxlib.mlir import ir
@@ -38,6 +39,7 @@ from stagec.frontends.jax import cache_keys
 from stagec.jaxcache import jax_entries
 from stagec_rehearse import FOLDER, standing_in
 from stagec_rehearse.driver import LIBRARIES
+from stagec_rehearse.values import Values, write
 
 _MOST = 1 << 16
 """Programs that a process counts the runs of."""
@@ -72,9 +74,12 @@ def start() -> None:
     @functools.wraps(run)
     def counted(self: Any, *args: Any) -> Any:
         observer.ran(self.xla_executable)
+        if not _IS_CUDA or self.backend.platform == "cpu":
+            return run(self, *args)
+        values = observer.values_of(self, args)
         results = run(self, *args)
-        if _IS_CUDA:
-            _clear(results)
+        _clear(results)
+        observer.write_values(self, results, values)
         return results
 
     pxla.ExecuteReplicated.__call__ = counted  # type: ignore[method-assign]
@@ -90,7 +95,8 @@ def start() -> None:
 
 
 def _quickly(compile_: Callable[..., Any], backend: Any, module: Any, devices: Any, options: Any, *more: Any) -> Any:
-    options.env_option_overrides = [*options.env_option_overrides, *_QUICK]
+    if backend.platform != "cpu":
+        options.env_option_overrides = [*options.env_option_overrides, *_QUICK]
     return compile_(backend, module, devices, options, *more)
 
 
@@ -132,6 +138,8 @@ class _Observer:
         self._kept: list[Any] = []
         self._key = compilation_cache.get_cache_key  # JAX's own, which `stagec.jax_cache` replaces
         self._here = threading.local()
+        self._values = Values() if os.environ.get(f"{FOLDER}_VALUES") else None
+        self._zeros: dict[int, str] = {}
 
     def _open(self) -> None:
         """A forked process has files of its own."""
@@ -148,6 +156,8 @@ class _Observer:
     def compile(self, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compile as JAX does, and write the row."""
         backend, computation, devices, options, *_ = args
+        if self._values and getattr(self._values.here, "computing", False):
+            return before(*args, **kwargs)
         row: dict[str, Any] = {"line": _line(sys._getframe(1))}
         try:
             row |= _described(computation)
@@ -156,7 +166,9 @@ class _Observer:
             plain = {jax_entries.TOPOLOGY: b"", jax_entries.COMPRESSION: b"zlib"}
             key = dataclasses.replace(key.with_parts(plain), mesh=_mesh(computation) or [int(devices.size)])
             if args[4]:
-                row["not_kept"] = "it calls back into Python"
+                row["not_kept"] = "it calls back into Python, and JAX keeps no such program"
+            elif _IS_CUDA and backend.platform == "cpu":
+                row["not_kept"] = "it is for the CPU beside the device"
             else:
                 row["hex"] = key.to_bytes().hex()
             settings = ((name, str(getattr(jax.config, name))) for name in _SETTINGS)
@@ -177,12 +189,32 @@ class _Observer:
             row |= _measured(executable)
         except Exception as error:  # noqa: BLE001
             row["unknown"] = f"{type(error).__name__}: {error}"
-        if _IS_CUDA and (needs := standing_in.needs(executable)):
+        if _IS_CUDA and backend.platform != "cpu" and (needs := standing_in.needs(executable)):
             main, held = _main(computation)
             row["not_run"] = needs
             executable = standing_in.stand_in(executable, computation, main, held, backend, args[5], options)
+        if self._values:
+            self._values.compiled(executable, computation)
         self._write(row, executable)
         return executable
+
+    def values_of(self, called: Any, arguments: Sequence[Any]) -> list[np.ndarray] | str:
+        """Return what a call computes, or why that is not known; "" if nobody asked for it."""
+        if not self._values:
+            return ""
+        if called.mut:
+            return "it changes arrays in place"
+        kept = [argument for position, argument in enumerate(arguments) if position in called.kept_var_idx]
+        return self._values.of(called.xla_executable, kept)
+
+    def write_values(self, called: Any, results: Any, values: list[np.ndarray] | str) -> None:
+        """Write what a call computes into its results, or a row that says why they are zeros."""
+        why = values if isinstance(values, str) else write(jax.tree.leaves(results), values)
+        index = self._indices.get(id(called.xla_executable))
+        if why and index is not None and index not in self._zeros:
+            self._zeros[index] = why
+            with (self._folder / f"{self._process}.zeros").open("w", encoding="utf-8") as file:
+                json.dump(self._zeros, file)
 
     def event(self, name: str, **_: Any) -> None:
         """Take an event of JAX's: an executable was found in its cache."""

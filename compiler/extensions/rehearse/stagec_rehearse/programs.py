@@ -42,7 +42,8 @@ class Program:
     seconds, bytes, flops: what its compilation took here, and XLA's own figures; no part of programs.toml.
     found: how often JAX found it in a folder that was built, where one was given; no part either.
     not_run: what it calls that a virtual device lacks, so a program of zeros ran instead; "" if it ran.
-    not_kept: why JAX keeps no such program, so that it is not built; "" for all others.
+    not_kept: why it is not built; "" for all others.
+    zeros: why its results were zeros, where values were asked for; "" for all others. No part either.
     error: the first line of what XLA said where it could not compile it.
     """
 
@@ -66,10 +67,11 @@ class Program:
     found: int = 0
     not_run: str = ""
     not_kept: str = ""
+    zeros: str = ""
     error: str = ""
 
 
-_MEASURED = ("seconds", "bytes", "flops", "found")
+_MEASURED = ("seconds", "bytes", "flops", "found", "zeros")
 _KEPT = [each.name for each in fields(Program) if each.name not in _MEASURED]
 _KINDS: dict[str, type] = {
     name: {"str": str, "int": int, "Map": dict, "Seq": list}[str(each.type)[:3]]
@@ -95,6 +97,7 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
     files: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.rows")):
         runs = path.with_suffix(".runs").read_bytes()
+        zeros = json.loads(unvalued.read_text("utf-8")) if (unvalued := path.with_suffix(".zeros")).exists() else {}
         for index, text in enumerate(path.read_text("utf-8").splitlines()):
             try:
                 row = json.loads(text)
@@ -105,6 +108,7 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
             if data:
                 files[row["file"]] = data
             row["name"] = row.get("name", "unknown")
+            row["zeros"] = zeros.get(str(index), "")
             unknown = row.pop("unknown", "")
             program = Program(**{**row, "error": row.get("error", unknown)})
             (count,) = struct.unpack_from("<Q", runs, 8 * index) if 8 * index < len(runs) else (0,)

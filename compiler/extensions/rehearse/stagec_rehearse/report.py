@@ -76,8 +76,12 @@ def parts(told: Told) -> list[tuple[str, Sequence[str]]]:
             [f"{_where(each)} calls {each.not_run}" for each in listed if each.not_run],
         ),
         (
-            "not built, because JAX keeps no such program and compiles it at each start:",
+            "not built, so JAX compiles it at each start:",
             [f"{_where(each)}: {each.not_kept}" for each in listed if each.not_kept],
+        ),
+        (
+            "not computed, so its results were zeros:",
+            [f"{_where(each)}: {each.zeros}" for each in listed if each.zeros],
         ),
         ("compiled again and again:", stormy),
         ("large constants inside programs:", large),

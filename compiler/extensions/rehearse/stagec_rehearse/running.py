@@ -39,11 +39,11 @@ class Ended:
     line: str = ""
 
 
-def environment(device: str, devices: int, folder: Path, cache: str) -> dict[str, str]:
+def environment(device: str, devices: int, folder: Path, cache: str, values: str) -> dict[str, str]:
     """Return the variables in which a program finds the devices, and writes its rows into `folder`.
 
     device: "cpu", or the short name of an NVIDIA device. Raises StagecError for another. cache: the folder for JAX's
-    compilation cache in which it is to find all; "" for none.
+    compilation cache in which it is to find all; "" for none. values: "cpu" for those of an NVIDIA device, or "zeros".
     """
     own = [str(Path(file).parents[1]) for file in (__file__, stagec.__file__) if file]
     path = [str(Path(__file__).with_name("start")), *filter(None, [os.environ.get("PYTHONPATH")]), *own]
@@ -66,10 +66,11 @@ def environment(device: str, devices: int, folder: Path, cache: str) -> dict[str
     return {
         **variables,
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH")])),
-        "JAX_PLATFORMS": "cuda",
+        "JAX_PLATFORMS": "cuda,cpu",
         # JAX asks NVIDIA's libraries for their versions, and the virtual ones have none.
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "STAGEC_VIRTUAL_DEVICES": str(devices),
+        **({"STAGEC_VIRTUAL_VALUES": "1", f"{FOLDER}_VALUES": values} if values == CPU else {}),
         f"{FOLDER}_PLATFORM": "cuda",
     }
 

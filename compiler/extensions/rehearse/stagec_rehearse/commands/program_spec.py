@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def run(options: Options) -> None:
 
     rehearsal = programs.read(options.programs)
     target = catalog.target(options.target)
+    if isinstance(target, specs.CudaTarget):
+        target = dataclasses.replace(target, topology=f"1x1x{rehearsal.devices}")
     problems = []
     if rehearsal.device != (options.target if target.platform == "cuda" else target.platform):
         what = f"it was rehearsed on {rehearsal.device}, and the target is {options.target}"

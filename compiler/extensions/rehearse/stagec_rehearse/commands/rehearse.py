@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stagec.cli.files import Answer, Options, write_below, write_whole
 from stagec.cli.options import at_least, more_than_0, value
+from stagec.core.messages.errors import mistake
 
 OPTIONS = {
     "program ...": "the program and its arguments, after --: -- python train.py --steps 3",
@@ -19,6 +20,11 @@ OPTIONS = {
     "[--jax-cache FOLDER]": "what aot_programs built of an earlier run: show what the program does not find there, and exit "
     "with status 1 if that is anything",
     "[--report FILE.html]": "where to write a page with all programs and what there is to tell of them",
+    "[--values VALUES]": value(
+        "what an NVIDIA device computes: zeros, or cpu for what this machine's CPU computes in its place (default: zeros)",
+        "zeros",
+        choices=("zeros", "cpu"),
+    ),
     "[--seconds SECONDS]": value("end the program after this time", 0.0, more_than_0),
     "[--idle SECONDS]": value("end the program when it has compiled nothing for this time", 0.0, more_than_0),
 }
@@ -27,6 +33,8 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     from stagec_rehearse import page, programs, report, running
 
+    if options.values == running.CPU and options.device != running.CPU and options.devices > 1:
+        raise mistake("--values cpu is for one NVIDIA device: leave it out, or rehearse with --device cpu")
     output = Path(options.output)
     index = programs.entries(options.jax_cache) if options.jax_cache else None
     compared = programs.read(options.compare) if options.compare else None
@@ -35,7 +43,7 @@ def run(options: Options) -> Answer:
     programs.faults(programs.Rehearsal(options.device, options.devices, {}, (), budget))  # before a long run
     with tempfile.TemporaryDirectory(prefix="stagec-rehearsal-") as scratch:
         folder = Path(scratch)
-        variables = running.environment(options.device, options.devices, folder, options.jax_cache)
+        variables = running.environment(options.device, options.devices, folder, options.jax_cache, options.values)
         ended = running.run(options.program, variables, folder, options.seconds, options.idle)
         compiled, keys = programs.observed(folder)
         versions = running.versions(folder)
