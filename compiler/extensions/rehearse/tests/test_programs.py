@@ -17,6 +17,7 @@ import pytest
 
 from compiler.extensions.rehearse.tests.processes import PROGRAMS, built, found_again, stagec
 from stagec_rehearse import programs
+from tests.building import build_jax_cache
 
 CALLS_BACK = """
 import jax, sys
@@ -86,3 +87,25 @@ def test_the_page_has_all_programs(tmp_path: Path) -> None:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page
     assert "//" not in re.sub(r"<script>.*", "", page, flags=re.DOTALL)
+
+
+def test_a_function_of_a_manifest_is_the_same_entry(tmp_path: Path) -> None:
+    """A program that is in a manifest and in programs.toml has one name and the same bytes in both folders."""
+    (tmp_path / "small.toml").write_text(
+        '[manifest]\nname = "small"\nversion = "1"\njax_cache = true\n'
+        '[functions.double]\nentry = "small:double"\nargs = ["f32[4]"]\ntargets = ["cpu-avx2"]\n'
+    )
+    (tmp_path / "small.py").write_text("def double(x):\n    return x * 2\n")
+    (tmp_path / "program.py").write_text(
+        "import jax, numpy as np\nfrom small import double\njax.jit(double)(np.arange(4, dtype=np.float32))\n"
+    )
+    listed = build_jax_cache("small.toml", tmp_path / "out", tmp_path)
+    rehearsed = stagec("rehearse", "--device", "cpu", "--", sys.executable, "program.py", cwd=tmp_path)
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    cache, _ = built(tmp_path / "rehearsal", "cpu-avx2", tmp_path)
+    entries = [
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
+        for folder in (listed, cache)
+    ]
+    assert entries[0] == entries[1]
+    assert len(entries[0]) == 4
