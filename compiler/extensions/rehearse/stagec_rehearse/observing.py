@@ -11,6 +11,7 @@ import dataclasses
 import faulthandler
 import functools
 import importlib.metadata
+import inspect
 import json
 import math
 import mmap
@@ -29,7 +30,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compilation_cache, compiler, hardware_utils, monitoring, pjit
+from jax._src import compilation_cache, compiler, distributed, hardware_utils, monitoring, pjit
 from jax._src.interpreters import pxla
 from jaxlib.mlir import ir
 
@@ -88,6 +89,18 @@ def start() -> None:
         hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
         for name in LIBRARIES:  # before JAX loads NVIDIA's own: the first of a name is the one that XLA gets
             ctypes.CDLL(name)
+    if joined := os.environ.get(f"{FOLDER}_JOINED"):
+        address, processes, number = joined.split()
+        join = distributed.State.initialize
+
+        # Whatever the program says, or finds in the variables of a cluster.
+        @functools.wraps(join)
+        def joining(self: Any, *args: Any, **kwargs: Any) -> None:
+            named = inspect.signature(join).bind(self, *args, **kwargs).arguments
+            named |= {"coordinator_address": address, "num_processes": int(processes), "process_id": int(number)}
+            join(**named)
+
+        distributed.State.initialize = joining  # type: ignore[method-assign]
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *_PLUGINS) if _has(name)}
     (folder / f"{os.getpid()}.versions").write_text(json.dumps(versions), "utf-8")
     stacks = (folder / f"{os.getpid()}.stack").open("w")

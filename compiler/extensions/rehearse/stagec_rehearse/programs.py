@@ -82,13 +82,14 @@ _KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run of a program: the virtual devices, the versions, and what it compiled, by name, line and key."""
+    """A run of a program: the virtual devices of each process, the versions, and what it compiled, by name, line and key."""
 
     device: str
     devices: int
     versions: Mapping[str, str]
     programs: Sequence[Program]
     budget: Mapping[str, Any] = field(default_factory=dict)
+    processes: int = 1
 
 
 def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
@@ -133,6 +134,7 @@ def to_toml(rehearsal: Rehearsal) -> str:
         f"format = {FORMAT}",
         f"device = {_value(rehearsal.device)}",
         f"devices = {rehearsal.devices}",
+        *([f"processes = {rehearsal.processes}"] if rehearsal.processes > 1 else []),
         "",
         "[versions]",
         *(f"{name} = {_value(version)}" for name, version in sorted(rehearsal.versions.items())),
@@ -170,7 +172,7 @@ def read(path: str) -> Rehearsal:
         write = f"let stagec rehearse write it again; this stagec reads format {FORMAT}"
         raise StagecError(Problem(path, "format", f"{data.get('format')!r} is not a format of programs", write))
     rows = data.get("programs", [])
-    kinds = {"format": int, "device": str, "devices": int, "versions": dict, "budget": dict, "programs": list}
+    kinds = {"format": int, "device": str, "devices": int, "processes": int, "versions": dict, "budget": dict, "programs": list}
     faults = [*_faults(data, kinds, ("device", "devices", "versions"), "")]
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         faults += _faults(row, _KINDS, ("name", "line"), f"programs[{number}].") if isinstance(row, dict) else ()
@@ -178,7 +180,8 @@ def read(path: str) -> Rehearsal:
         write = "let stagec rehearse write it again; only the table budget is yours"
         raise StagecError(*(Problem(path, key, what, write) for key, what in faults))
     listed = [Program(**row) for row in rows]
-    return Rehearsal(data["device"], data["devices"], data["versions"], listed, data.get("budget", {}))
+    budget, processes = data.get("budget", {}), data.get("processes", 1)
+    return Rehearsal(data["device"], data["devices"], data["versions"], listed, budget, processes)
 
 
 def _faults(
@@ -257,6 +260,7 @@ def changes(before: Rehearsal, now: Rehearsal) -> list[str]:
         for name, old, new in (
             ("device", before.device, now.device),
             ("devices", before.devices, now.devices),
+            ("processes", before.processes, now.processes),
             *((name, before.versions.get(name), version) for name, version in now.versions.items()),
         )
         if old != new

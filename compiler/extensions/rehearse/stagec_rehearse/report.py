@@ -49,6 +49,8 @@ def summary(told: Told) -> str:
     rehearsal = told.rehearsal
     count, runs = len(rehearsal.programs), sum(program.runs for program in rehearsal.programs)
     device = f"{rehearsal.devices} virtual {rehearsal.device}" if rehearsal.device != "cpu" else "cpu"
+    if rehearsal.processes > 1:
+        device = f"{device}, {rehearsal.processes} processes"
     return f"rehearsed on {device}: {count} programs, run {runs} times, {_end(told.ended)}"
 
 

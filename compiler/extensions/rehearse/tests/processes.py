@@ -111,11 +111,11 @@ PROGRAMS = {"equinox_loop": 1, "paged_decode": 1, "blackjax_nuts": 1, "fsdp": 8,
 """Programs as people write them, in the folder `programs`, and the devices of each."""
 
 
-def found_again(name: str, device: str, target: str, devices: int, cwd: Path) -> Found:
-    """Rehearse one of the programs, build what it compiled, and rehearse it again with that."""
+def found_again(name: str, device: str, target: str, devices: int, cwd: Path, *words: str) -> Found:
+    """Rehearse one of the programs, build what it compiled, and rehearse it again with that. words: more options."""
     shutil.copy(Path(__file__).with_name("programs") / f"{name}.py", cwd)
     command = ("--", sys.executable, f"{name}.py")
-    rehearse = ("-m", "stagec", "rehearse", "--device", device, "--devices", str(devices))
+    rehearse = ("-m", "stagec", "rehearse", "--device", device, "--devices", str(devices), *words)
     first = run(*rehearse, *command, cwd=cwd)
     assert first.returncode == 0, first.stdout + first.stderr
     listed = programs.read(str(cwd / "rehearsal" / programs.NAME))

@@ -10,12 +10,13 @@ import base64
 import hashlib
 import importlib.util
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import PROGRAMS, built, found_again, stagec
+from compiler.extensions.rehearse.tests.processes import PROGRAMS, built, found_again, specified, stagec
 from stagec_rehearse import programs
 from tests.building import build_jax_cache
 
@@ -69,6 +70,25 @@ def test_what_is_not_found_is_told(tmp_path: Path) -> None:
     done = stagec("rehearse", "--device", "cpu", "--jax-cache", "rehearsal", *run, "4", cwd=tmp_path)
     assert done.returncode == 2
     assert "rehearsal/stagec.json: cannot be read: No such file" in done.stderr
+
+
+def test_a_program_of_several_processes(tmp_path: Path) -> None:
+    """On CPUs, JAX computes what it computes in real ones; their programs are not built."""
+    shutil.copy(Path(__file__).parent / "programs" / "data_parallel.py", tmp_path)
+    words = ("rehearse", "--device", "cpu", "--devices", "2", "--processes", "2", "--", sys.executable, "data_parallel.py")
+    done = stagec(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rehearsed on cpu, 2 processes: " in done.stdout
+    said = sorted(line.split() for line in done.stdout.splitlines() if re.match("[01] 4 2 ", line))
+    assert [words[0] for words in said] == ["0", "1"]
+    assert said[0][-1] == said[1][-1] != "0.0"
+    listed = programs.read(str(tmp_path / "rehearsal" / programs.NAME))
+    assert (listed.devices, listed.processes) == (2, 2)
+    done = specified(tmp_path / "rehearsal", "cpu-avx2", sorted((tmp_path / "rehearsal" / "programs").iterdir()), tmp_path)
+    assert (done.returncode, "the keys of several processes on CPUs have numbers" in done.stderr) == (2, True)
+    (tmp_path / "fails.py").write_text("import jax\njax.distributed.initialize()\nassert jax.process_index()\nimport time\ntime.sleep(600)\n")
+    done = stagec(*words[:-1], "fails.py", cwd=tmp_path)
+    assert (done.returncode, "until it failed with status 1" in done.stdout) == (1, True), done.stdout
 
 
 def test_the_page_has_all_programs(tmp_path: Path) -> None:

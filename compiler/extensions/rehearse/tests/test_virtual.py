@@ -122,6 +122,14 @@ def test_a_program_finds_all_that_it_compiles(name: str, tmp_path: Path) -> None
     assert result.status == 0, result.said
 
 
+def test_a_program_of_several_processes(tmp_path: Path) -> None:
+    """Each has its devices, and JAX joins them."""
+    result = found_again("data_parallel", "h100-sxm", "h100-sxm", 2, tmp_path, "--processes", "2")
+    assert "rehearsed on 2 virtual h100-sxm, 2 processes: 4 programs" in result.said
+    assert {"0 4 2 0.0", "1 4 2 0.0"} <= {*result.said.splitlines()}
+    assert result.found == result.compiled == 8, result.said
+
+
 def test_values_that_the_cpu_computes(tmp_path: Path) -> None:
     """The program sees the numbers that it sees on a CPU, compiles the same as without, and calls back once."""
     told = rehearse(VALUES, "--values", "cpu", cwd=tmp_path)

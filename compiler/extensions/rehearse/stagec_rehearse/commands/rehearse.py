@@ -13,6 +13,11 @@ OPTIONS = {
     "program ...": "the program and its arguments, after --: -- python train.py --steps 3",
     "--device DEVICE": 'an NVIDIA device, as in stagec targets ("h100-sxm"), or "cpu"',
     "[--devices DEVICES]": value("how many of them the program sees (default: 1)", 1, at_least(1)),
+    "[--processes PROCESSES]": value(
+        "how many processes run the program, each with its devices, which jax.distributed.initialize() joins (default: 1)",
+        1,
+        at_least(1),
+    ),
     "[--output/-o OUTPUT]": value(
         "the folder for programs.toml and the programs' keys (default: rehearsal)", "rehearsal"
     ),
@@ -44,11 +49,14 @@ def run(options: Options) -> Answer:
     with tempfile.TemporaryDirectory(prefix="stagec-rehearsal-") as scratch:
         folder = Path(scratch)
         variables = running.environment(options.device, options.devices, folder, options.jax_cache, options.values)
-        ended = running.run(options.program, variables, folder, options.seconds, options.idle)
+        each = running.joined(variables, options.processes)
+        ended = running.run(options.program, each, folder, options.seconds, options.idle)
         compiled, keys = programs.observed(folder)
         versions = running.versions(folder)
     missing = running.missing(options.device, versions)
-    rehearsal = programs.Rehearsal(options.device, options.devices, versions, compiled, budget)
+    rehearsal = programs.Rehearsal(
+        options.device, options.devices, versions, compiled, budget, options.processes
+    )
     if not missing:
         for digest, key in keys.items():
             write_below(options.output, programs.key_file(digest), [key])
