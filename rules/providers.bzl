@@ -142,13 +142,15 @@ AotJaxCacheInfo = provider(
     fields = {
         "folder": "File: the folder that JAX reads.",
         "layer": "File: the same folder in a .tar file.",
+        "entries": "list of struct: an executable each, with its name, names (File: those that it has in the folder), executable " +
+                   "(File), spec (File), key (File: what JAX looks it up by), platform, and plugin (PythonEnvironmentInfo or None).",
     },
 )
 
 AotProvenanceInfo = provider(
-    doc = "What a bundle was built from.",
+    doc = "What a bundle, or a layer with JAX's compilation cache, was built from.",
     fields = {
-        "bundle": "File: the .aot file.",
+        "bundle": "File: the .aot file, or the .tar file of the layer.",
         "statement": "File: the in-toto statement with SLSA provenance, .intoto.json.",
         "sbom": "File: the CycloneDX SBOM of the toolchain, .sbom.json.",
     },

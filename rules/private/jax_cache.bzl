@@ -34,17 +34,19 @@ def _key(ctx, export, executable, committed):
     )
     return key
 
-def jax_cache_entry(ctx, executable, key, machines = []):
+def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
     """Declares an executable of a key, and the names that it has in the cache.
 
     Args:
       ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
-      executable: struct or AotExecutableInfo: `name`, `spec` (File) and `plugin` (PythonEnvironmentInfo or None).
+      executable: struct or AotExecutableInfo: `name`, `spec` (File), `platform`, and `plugin` (PythonEnvironmentInfo or None).
       key: File, what JAX looks it up by, which has the module to compile.
       machines: list of string, fingerprints of machines to name it for.
+      series: string, what all those have in common that one process may compile, one after the other; "" for a process of
+        its own.
 
     Returns:
-      string and list of File: what `jax_cache_folder` takes.
+      struct: what AotJaxCacheInfo has of it.
     """
     prefix = "%s/%s" % (ctx.label.name + ".parts", executable.name)
     compiled = ctx.actions.declare_file(prefix + ".xla")
@@ -56,6 +58,8 @@ def jax_cache_entry(ctx, executable, key, machines = []):
     arguments.add("--output", compiled)
     arguments.add("--entry", names)
     arguments.add_all(machines, before_each = "--machine")
+    if series:
+        arguments.add("--series=" + series)
     compiler_action(
         ctx,
         mnemonic = "StagecJaxCompile",
@@ -66,7 +70,15 @@ def jax_cache_entry(ctx, executable, key, machines = []):
         outputs = [compiled, names],
         plugin = executable.plugin,
     )
-    return executable.name, [names, compiled]
+    return struct(
+        name = executable.name,
+        names = names,
+        executable = compiled,
+        spec = executable.spec,
+        key = key,
+        platform = executable.platform,
+        plugin = executable.plugin,
+    )
 
 def jax_cache_folder(ctx, manifest, entries):
     """Declares the folder with all entries, and the same as a layer of an image.
@@ -86,9 +98,9 @@ def jax_cache_folder(ctx, manifest, entries):
     arguments.add("--output", folder.path)
     arguments.add("--layer", layer)
     inputs = []
-    for name, files in entries:
-        arguments.add("--entry", ":".join([name] + [file.path for file in files]))
-        inputs.extend(files)
+    for one in entries:
+        arguments.add("--entry", ":".join([one.name, one.names.path, one.executable.path]))
+        inputs += [one.names, one.executable]
     compiler_action(
         ctx,
         mnemonic = "StagecJaxCache",
@@ -102,7 +114,7 @@ def jax_cache_folder(ctx, manifest, entries):
     return [
         DefaultInfo(files = depset([folder]), runfiles = ctx.runfiles([folder])),
         OutputGroupInfo(layer = depset([layer])),
-        AotJaxCacheInfo(folder = folder, layer = layer),
+        AotJaxCacheInfo(folder = folder, layer = layer, entries = entries),
     ]
 
 def _aot_jax_cache_impl(ctx):

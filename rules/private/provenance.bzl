@@ -1,6 +1,6 @@
-"""What a bundle was built from: an in-toto statement with SLSA provenance, and a CycloneDX SBOM."""
+"""What a bundle, or a layer with JAX's compilation cache, was built from: an in-toto statement with SLSA provenance, and a CycloneDX SBOM."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotProvenanceInfo", "PythonEnvironmentInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotJaxCacheInfo", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 
 def _source_word(file):
@@ -8,21 +8,43 @@ def _source_word(file):
     path = file.short_path
     return "--source=%s:%s" % ("external/" + path[len("../"):] if path.startswith("../") else path, file.path)
 
+def _subject(target):
+    """What a statement is about, and what that was built from."""
+    if AotBundleInfo in target:
+        info = target[AotBundleInfo]
+        return struct(
+            name = info.name,
+            option = "--bundle",
+            file = info.bundle,
+            exports = info.exports.to_list(),
+            executables = info.executables.to_list(),
+            sources = info.arrays,
+        )
+    info = target[AotJaxCacheInfo]
+    specs = {one.spec: one.plugin for one in info.entries}  # one for a target
+    return struct(
+        name = info.folder.basename,
+        option = "--layer",
+        file = info.layer,
+        exports = [],
+        executables = [struct(name = spec.basename[:-len(".spec.json")], spec = spec, plugin = specs[spec]) for spec in specs],
+        sources = depset([one.key for one in info.entries]),
+    )
+
 def _aot_provenance_impl(ctx):
-    info = ctx.attr.bundle[AotBundleInfo]
-    exports = info.exports.to_list()
-    executables = info.executables.to_list()
+    info = _subject(ctx.attr.bundle)
+    exports, executables = info.exports, info.executables
     statement = ctx.actions.declare_file(info.name + ".intoto.json")
     sbom = ctx.actions.declare_file(info.name + ".sbom.json")
     environments = [
         ctx.attr._planning[PythonEnvironmentInfo],
         ctx.toolchains[TOOLCHAIN_TYPE].stagec.environment,
     ] + [used for one in exports + executables for used in (getattr(one, "environment", None), one.plugin) if used]
-    inputs = [info.bundle, ctx.file.manifest]
-    sources = depset(transitive = [info.arrays] + [export.sources for export in exports])
+    inputs = [info.file, ctx.file.manifest]
+    sources = depset(transitive = [info.sources] + [export.sources for export in exports])
 
     arguments = ctx.actions.args()
-    arguments.add("--bundle", info.bundle)
+    arguments.add(info.option, info.file)
     arguments.add("--output", statement)
     arguments.add("--sbom", sbom)
     arguments.add("--manifest=%s:%s" % (ctx.attr.manifest_path, ctx.file.manifest.path))
@@ -46,16 +68,20 @@ def _aot_provenance_impl(ctx):
     )
     return [
         DefaultInfo(files = depset([statement, sbom])),
-        AotProvenanceInfo(bundle = info.bundle, statement = statement, sbom = sbom),
+        AotProvenanceInfo(bundle = info.file, statement = statement, sbom = sbom),
     ]
 
 aot_provenance = rule(
     implementation = _aot_provenance_impl,
     doc = "Writes `<bundle>.intoto.json`, an in-toto statement with SLSA provenance, and `<bundle>.sbom.json`, a " +
-          "CycloneDX SBOM of the toolchain. docs/provenance.md says what is in them. `aot_manifest` declares it.",
+          "CycloneDX SBOM of the toolchain. docs/provenance.md says what is in them. `aot_manifest` and `aot_programs` declare it.",
     attrs = {
-        "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
-        "manifest": attr.label(doc = "The manifest.", mandatory = True, allow_single_file = [".toml"]),
+        "bundle": attr.label(
+            doc = "The bundle, or what `aot_programs` built.",
+            mandatory = True,
+            providers = [[AotBundleInfo], [AotJaxCacheInfo]],
+        ),
+        "manifest": attr.label(doc = "The manifest, or the programs.toml.", mandatory = True, allow_single_file = [".toml"]),
         "manifest_path": attr.string(doc = "The manifest's path in its repository.", mandatory = True),
         "_planning": attr.label(default = Label("@stagec_planning//:environment"), cfg = "exec"),
     },

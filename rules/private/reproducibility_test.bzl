@@ -1,6 +1,6 @@
 """A test that artifacts have the same bytes wherever and whenever they are built."""
 
-load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonEnvironmentInfo")
+load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:launcher.bzl", "environment_files", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
 
@@ -28,7 +28,11 @@ def _aot_reproducibility_test_impl(ctx):
         words = [one.name, one.export, one.spec, one.executable, one.description]
         lines += ["--executable", ":".join([getattr(word, "short_path", word) for word in words])]
         files += [one.spec, one.executable, one.description]
-    plugins = plugins_of(traced, executables)
+    entries = ctx.attr.jax_cache[AotJaxCacheInfo].entries if ctx.attr.jax_cache else []
+    for one in entries:
+        lines += ["--jax-entry", ":".join([one.name, one.spec.short_path, one.key.short_path, one.executable.short_path])]
+        files += [one.spec, one.key, one.executable]
+    plugins = plugins_of(traced, executables + entries)
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
     ctx.actions.write(arguments, "\n".join(lines) + "\n")
 
@@ -48,16 +52,16 @@ aot_reproducibility_test = rule(
     implementation = _aot_reproducibility_test_impl,
     doc = "Builds artifacts twice again, in fresh processes that differ in folder, HOME, time zone, locale, hash seed, " +
           "cores, umask, user and (with libfaketime) clock, and compares the bytes with those that Bazel built. It " +
-          "shows the first layer that differs. `aot_manifest` declares one, unless the manifest says " +
+          "shows the first layer that differs. `aot_programs` declares one, and `aot_manifest`, unless the manifest says " +
           "`reproducible = false`.",
     test = True,
     attrs = {
         "exports": attr.label_list(
             doc = "The exported functions. Those of the executables must be among them.",
-            mandatory = True,
             providers = [AotExportInfo],
         ),
         "executables": attr.label_list(doc = "The executables.", providers = [AotExecutableInfo]),
+        "jax_cache": attr.label(doc = "A folder of JAX's compilation cache.", providers = [AotJaxCacheInfo]),
         "environment": attr.label(
             doc = "The Python environment that compiled the executables, if it is not the toolchain's. It builds them again, " +
                   "from the exported functions, which it does not trace.",

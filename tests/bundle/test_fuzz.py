@@ -35,6 +35,7 @@ from stagec.core.trees.keyed import Item, Keyed, key_of
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.stages.exported import Exported
 from stagec.trust import provenance
+from stagec.trust.attestation import Subject
 from stagec.trust.provenance import Environment, Wheel
 from stagec.trust.signing import sign
 from tests.building import ROOT
@@ -140,7 +141,7 @@ def _statement(bundle: bytes) -> bytes:
         {},
         [Environment("3.11.2", (Wheel("jax", "1", "jax.whl", "0" * 64),))],
     )
-    return provenance.statement(archive, archive.sha256(), *inputs).encode()
+    return provenance.statement(Subject.of(archive, archive.sha256()), *inputs).encode()
 
 
 def _envelope(statement: bytes) -> bytes:

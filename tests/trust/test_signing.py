@@ -4,11 +4,14 @@ Modules: `trust/dsse.py`, `trust/keys.py`, `trust/verification.py`, `cli/sign.py
 """
 
 import base64
+import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -418,3 +421,64 @@ def test_openssl_makes_keys_and_verifies(folder: Path) -> None:
     (folder / "sig").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
     words = ("-verify", "-pubin", "-inkey", "o.pub.pem", "-rawin", "-in", "message", "-sigfile", "sig")
     assert "Success" in openssl("pkeyutl", *words)
+
+
+def write_layer(folder: Path, **contents: bytes) -> Path:
+    """Write a layer with files of `server.jax_cache`, and its statement."""
+    layer = folder / "server.jax_cache.tar"
+    with tarfile.open(layer, "w") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(f"server.jax_cache/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    (folder / "programs.toml").write_text("format = 1\n")
+    checked(
+        *("action", "provenance", "--layer", layer, "--output", folder / "s.intoto.json"),
+        *("--sbom", folder / "s.sbom.json", "--manifest", f"rehearsal/programs.toml:{folder}/programs.toml"),
+    )
+    return layer
+
+
+def test_a_layer_is_signed_and_verified(folder: Path) -> None:
+    """As a bundle is: the file, and each of its files."""
+    layer = write_layer(folder, index=b"{}", entry=b"code")
+    statement = json.loads((folder / "s.intoto.json").read_text())
+    subjects = {subject["name"]: subject["digest"]["sha256"] for subject in statement["subject"]}
+    assert subjects == {
+        "server.jax_cache.tar": hashlib.sha256(layer.read_bytes()).hexdigest(),
+        "server.jax_cache/index": hashlib.sha256(b"{}").hexdigest(),
+        "server.jax_cache/entry": hashlib.sha256(b"code").hexdigest(),
+    }
+    component = json.loads((folder / "s.sbom.json").read_text())["metadata"]["component"]
+    assert (component["name"], component["hashes"][0]["content"]) == ("server.jax_cache.tar", [*subjects.values()][0])
+    sign = ("sign", layer.name, "--statement", "s.intoto.json", "--key", "ann.pem")
+    checked(*sign, cwd=folder)
+    said = checked("verify", layer.name, "--key", "ann.pub.pem", cwd=folder)
+    assert "2 files of server.jax_cache" in said
+    assert "server.jax_cache.tar: verified" in said
+    assert stagec("verify", layer.name, cwd=folder).returncode == 3
+    done = stagec("verify", layer.name, "--key", "bob.pub.pem", cwd=folder)
+    assert (done.returncode, "0 of 1 keys signed it, 1 must" in done.stdout) == (1, True)
+    done = stagec("verify", layer.name, "--serves", "jaxlib==1.0", cwd=folder)
+    assert (done.returncode, "--serves is for a bundle: leave it out" in done.stderr) == (2, True)
+    layer.write_bytes(layer.read_bytes().replace(b"code", b"CODE"))
+    done = stagec("verify", layer.name, "--key", "ann.pub.pem", cwd=folder)
+    assert done.returncode == 1
+    assert "another layer was signed: server.jax_cache.tar and 1 more differs" in done.stdout
+    done = stagec(*sign, cwd=folder)
+    assert (done.returncode, "another layer was signed: server.jax_cache.tar" in done.stderr) == (2, True)
+
+
+def test_what_is_no_layer(folder: Path) -> None:
+    layer = write_layer(folder, index=b"{}")
+    said = "not a layer with one folder of files"
+    with tarfile.open(layer, "a") as archive:
+        archive.addfile(tarfile.TarInfo("other/index"))
+    assert said in stagec("verify", layer.name, cwd=folder).stdout
+    with tarfile.open(layer, "w") as archive:
+        link = tarfile.TarInfo("server.jax_cache/index")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    assert said in stagec("verify", layer.name, cwd=folder).stdout
+    layer.write_bytes(b"x" * 1024)
+    assert "not a layer: " in stagec("verify", layer.name, cwd=folder).stdout

@@ -62,6 +62,16 @@ class Executable:
 
 
 @dataclass(frozen=True)
+class CacheEntry:
+    """An executable for JAX's compilation cache that was built: its name, its spec, its key, and its file."""
+
+    name: str
+    spec: Path
+    key: Path
+    executable: Path
+
+
+@dataclass(frozen=True)
 class Variation:
     """The variations of a build that must not matter.
 
@@ -115,12 +125,14 @@ def reproduce(
     plugins: Mapping[str, Path] | None = None,
     progress: Progress | None = None,
     retrace: bool = True,
+    entries: Sequence[CacheEntry] = (),
 ) -> tuple[list[str], int]:
     """Build every artifact twice; return (the differences by artifact; the number of compared artifacts).
 
     roots: import roots. plugins: platform -> folder of packages. Compiling for the platform may import them, and so may
     tracing a function whose spec names it. No other trace may see them, because JAX imports the plugins that it finds.
     progress: counts each build as a step. retrace: whether to build `exports` again, and not only their executables.
+    entries: for JAX's compilation cache, which are compiled from their keys.
     Raises StagecError when a build fails.
     """
     progress = progress or Progress("reproduce")
@@ -158,6 +170,12 @@ def reproduce(
                 plugin = (plugins or {}).get(_platform(executable))
                 words += ["--description", f"{stem}.json"]
                 _run([*command, "action", "compile", *words], how, folder, executable.name, plugin)
+            for entry in entries:
+                progress.step(entry.name)
+                out = folder / "out" / f"{entry.name}.xla"
+                words = ["--spec", entry.spec, "--key", entry.key, "--output", out, "--entry", f"{out}.json"]
+                plugin = (plugins or {}).get(_platform(entry))
+                _run([*command, "action", "jax-compile", *words], how, folder, entry.name, plugin)
         for artifact in traced:
             name = f"{artifact.name}.exported"
             different = _compare([artifact.exported, *(out / name for out in outs)])
@@ -172,7 +190,10 @@ def reproduce(
                 [executable.executable, *(out / f"{executable.name}.xla" for out in outs)], _platform(executable)
             )
             differences += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
-    return differences, len(traced) + len(executables)
+        for entry in entries:
+            built_again = [out / f"{entry.name}.xla" for out in outs]
+            differences += _compare([entry.executable, *built_again], _platform(entry))
+    return differences, len(traced) + len(executables) + len(entries)
 
 
 def _is_unlike(artifact: Export, outs: Sequence[Path]) -> bool:

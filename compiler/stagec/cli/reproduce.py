@@ -11,6 +11,7 @@ OPTIONS = {
     "[--export NAME:SPEC:FILE:DESCRIPTION]...": "an exported artifact",
     "[--lowered NAME=FILE]...": "what JAX lowered for devices beside the exported artifact of that name",
     "[--executable NAME:EXPORT:SPEC:FILE:DESCRIPTION]...": "an executable, with the name of its export",
+    "[--jax-entry NAME:SPEC:KEY:FILE]...": "an executable for JAX's compilation cache, with its key",
     "[--executables-only]": "trace nothing again, as the packages to do so are not here",
     **IMPORT_ROOTS,
     **PLUGINS,
@@ -18,7 +19,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.audit.reproducibility import Executable, Export, reproduce
+    from stagec.audit.reproducibility import CacheEntry, Executable, Export, reproduce
     from stagec.backends.cpu import eager
     from stagec.core.messages.progress import Progress
 
@@ -29,11 +30,15 @@ def run(options: Options) -> Answer:
         exports.append(Export(name, spec, exported, description, lowered.get(name)))
     for name, export, *files in (split(text, 5) for text in options.executable):
         executables.append(Executable(name, export, *(Path(file).absolute() for file in files)))
+    entries = [
+        CacheEntry(name, *(Path(file).absolute() for file in files))
+        for name, *files in (split(text, 4) for text in options.jax_entry)
+    ]
     plugins = {platform: Path(folder).absolute() for platform, folder in map(pair, options.plugin)}
     retrace = not options.executables_only
-    with Progress("reproduce", 2 * (len(exports) * retrace + len(executables))) as progress:
+    with Progress("reproduce", 2 * (len(exports) * retrace + len(executables) + len(entries))) as progress:
         differences, count = reproduce(
-            exports, executables, options.import_root, plugins=plugins, progress=progress, retrace=retrace
+            exports, executables, options.import_root, plugins=plugins, progress=progress, retrace=retrace, entries=entries
         )
     lines = [*differences, f"{count} artifacts built twice again, {len(differences)} differences"]
     another = eager.can_be_another_machine()

@@ -1,4 +1,4 @@
-"""Sign a bundle, or add a signature to those it has."""
+"""Sign a bundle or a layer with JAX's compilation cache, or add a signature to those it has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
 OPTIONS = {
-    "bundle": "the bundle (.aot); with --model-signing also a file of weights (.safetensors)",
+    "bundle": "the bundle (.aot), or the layer (.tar) that aot_programs built; with --model-signing also a file of weights (.safetensors)",
     "(--statement STATEMENT | --model-signing)": (
         "its in-toto statement (.intoto.json)",
         (
@@ -34,7 +34,7 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     from stagec.bundle.archive import Archive
     from stagec.trust import attestation, keys, signing
-    from stagec.trust.attestation import Statement
+    from stagec.trust.attestation import Statement, Subject
     from stagec.trust.dsse import Envelope
 
     def passphrase() -> bytes:
@@ -51,8 +51,12 @@ def run(options: Options) -> Answer:
     statement = read(options.statement)
     with blaming(output, "remove it, or name another --output", of=(ValueError,)):
         # Who signs says that this is the bundle: it is looked at before.
-        archive = Archive(options.bundle)
-        Statement.read(statement, options.statement).check(archive, options.statement, archive.sha256())
+        signed = Statement.read(statement, options.statement)
+        if options.bundle.endswith(attestation.LAYER) and isinstance(signed, Statement):
+            signed.check_subject(Subject.of_layer(options.bundle), options.statement)
+        else:
+            archive = Archive(options.bundle)
+            signed.check(archive, options.statement, archive.sha256())
         envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).is_file() else None)
     write_whole(output, envelope.to_json().encode())
     return _signed(options.bundle, output, [keyid for keyid, _ in envelope.signatures])

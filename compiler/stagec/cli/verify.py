@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stagec.cli.files import Answer, Options
-from stagec.cli.options import WEIGHTS, value
+from stagec.cli.options import WEIGHTS, only_with, value
 from stagec.core.messages.errors import Problem, StagecError
 
 OPTIONS = {
-    "bundle": "the bundle (.aot)",
+    "bundle": "the bundle (.aot), or the layer (.tar) that aot_programs built",
     "[--key KEY]...": "a public key that is trusted, Ed25519 or ECDSA in PEM: with one, the bundle must be signed",
     "[--signature FILE]...": "an envelope, or a signature of Model Signing, as for statements of several builders "
     "(default: BUNDLE.dsse.json, BUNDLE.2.dsse.json and so on)",
@@ -23,7 +23,7 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.trust import fleet, verification
+    from stagec.trust import attestation, fleet, verification
 
     if not options.key:
         for option, given in {
@@ -38,6 +38,8 @@ def run(options: Options) -> Answer:
     if (options.function or options.target) and not options.serves:
         what = "these are the functions and targets that must be served, and no jaxlib is given"
         raise StagecError(Problem("", "--function, --target", what, "write --serves jaxlib==0.12.0"))
+    if options.bundle.endswith(attestation.LAYER):
+        only_with("a bundle", False, options, "serves", "base_key", "weights")
     report = verification.verify(
         options.bundle,
         options.key,

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import os
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagec.bundle.archive import INDEX, Archive
-from stagec.core.data import strict_json
+from stagec.core.data import reading, strict_json
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees import json_shapes
 from stagec.trust import model_signing
@@ -38,6 +40,8 @@ BUILD_TYPE = "urn:stagec:build:bazel:1"
 """The meaning of the predicate's parameters: docs/build-type.md."""
 ADDITION_TYPE = "urn:stagec:build:add-jaxlib:1"
 """The same for a bundle that `stagec add-jaxlib` made from another."""
+LAYER = ".tar"
+"""What the file of a layer with JAX's compilation cache ends with."""
 SUFFIX = ".dsse.json"
 """An envelope lies beside its bundle: `models.aot` and `models.aot.dsse.json`."""
 
@@ -109,17 +113,61 @@ class Statement(NamedTuple):
         path: the envelope's, for messages. digest: SHA-256 (hex) of the bundle's file; None if the digests of its
         members are enough. Raises LoadError ("signature").
         """
-        name, wanted = bundle_name(archive), subjects(archive)
-        wanted[name] = digest or self.subjects.get(name, "")
+        self.check_subject(Subject.of(archive, digest or self.subjects.get(bundle_name(archive), "")), path)
+
+    def check_subject(self, subject: Subject, path: str | Path) -> None:
+        """Check that it is about this, and nothing else. path: the envelope's. Raises LoadError ("signature")."""
+        wanted = subject.digests
         differing = sorted(
             subject for subject in {*self.subjects, *wanted} if self.subjects.get(subject) != wanted.get(subject)
         )
-        if not differing and (self.name, self.version) != (archive.index["name"], archive.index["version"]):
+        if not differing and (self.name, self.version) != (subject.name, subject.version):
             differing = [f"{self.name} {self.version}"]
         if differing:
             more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
             shown = strict_json.shown(differing[0])
-            raise LoadError("signature", f"{path}: another bundle was signed: {shown}{more} differs")
+            raise LoadError("signature", f"{path}: another {subject.kind} was signed: {shown}{more} differs")
+
+
+class Subject(NamedTuple):
+    """What a statement is about: a bundle, or the layer with a folder of JAX's compilation cache.
+
+    kind: "bundle" or "layer". name, version: a bundle's, as in its index; a layer has no version.
+    digests: SHA-256 (hex) of the file, the first, of all that is in it, and of the files of weights beside it.
+    weights: those, as in the index.
+    """
+
+    kind: str
+    name: str
+    version: str
+    digests: Mapping[str, str]
+    weights: Mapping[str, Mapping[str, Any]]
+
+    @staticmethod
+    def of(archive: Indexed, digest: str) -> Subject:
+        """Return a bundle's. digest: SHA-256 (hex) of its file."""
+        index = archive.index
+        digests = {bundle_name(archive): digest, **subjects(archive)}
+        return Subject("bundle", index["name"], index["version"], digests, index["weights_files"])
+
+    @staticmethod
+    def of_layer(path: str | Path) -> Subject:
+        """Return that of the layer at `path`, which may have been renamed. Raises ValueError if it is none."""
+        data = reading.whole(path)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+                members = archive.getmembers()
+                # Others are links, or say that they are larger than the layer.
+                files = [member for member in members if member.isreg() and not member.issparse()]
+                contents = ((member.name, archive.extractfile(member)) for member in files)
+                digests = {name: hashlib.sha256(file.read()).hexdigest() for name, file in contents if file}
+        except tarfile.TarError as error:
+            raise ValueError(f"not a layer: {error}") from error
+        names = {name.partition("/")[0] for name in digests}
+        if len(names) != 1 or len(digests) != len(members):
+            raise ValueError("not a layer with one folder of files")
+        (name,) = names
+        return Subject("layer", name, "", {f"{name}.tar": hashlib.sha256(data).hexdigest(), **digests}, {})
 
 
 class Vouching:
@@ -156,8 +204,22 @@ class Vouching:
 
         It ignores an envelope that none of the keys signed. Raises LoadError ("signature").
         """
-        signers: set[str] = set()
         whole = functools.cache(whole)  # of one file, for all envelopes
+        self._count_those(lambda statement, path: statement.check_index(index, whole, path, self._bundle))
+
+    def check_layer(self, subject: Subject) -> None:
+        """Check that this layer was signed. Raises LoadError ("signature")."""
+
+        def check(statement: Statement | SignedModel, path: str | Path) -> None:
+            if not isinstance(statement, Statement):
+                raise LoadError("signature", f"{path}: a model was signed, and not a layer")
+            statement.check_subject(subject, path)
+
+        self._count_those(check)
+
+    def _count_those(self, check: Callable[[Statement | SignedModel, str | Path], None]) -> None:
+        """Read the envelopes that one of the keys signed, and count those that pass the check."""
+        signers: set[str] = set()
         for path in self.paths:
             try:
                 envelope = Envelope.read(path)
@@ -167,7 +229,7 @@ class Vouching:
                 # Before the statement is read: `stagec verify` tells another bundle's signature from none (`signed`).
                 signers |= {*signed}
                 statement = Statement.read(envelope.payload, path)
-                statement.check_index(index, whole, path, self._bundle)
+                check(statement, path)
             except LoadError as error:
                 self._refused.append(error)
             else:

@@ -23,7 +23,7 @@ from stagec.core.builds.frontends import FRONTENDS
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
 from stagec.core.trees import json_shapes
-from stagec.trust.attestation import ADDITION_TYPE, BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, bundle_name, subjects
+from stagec.trust.attestation import ADDITION_TYPE, BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, Subject, bundle_name
 from stagec.trust.dsse import LARGEST
 
 _CODE = ("**/*.py", "patches/*.json", "releases.toml")
@@ -117,17 +117,15 @@ def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:
 
 
 def statement(
-    archive: Archive,
-    digest: str,
+    subject: Subject,
     manifest: tuple[str, bytes],
     specs: Mapping[str, bytes],
     sources: Mapping[str, Path],
     environments: Sequence[Environment],
 ) -> str:
-    """Return the statement of a bundle as JSON.
+    """Return the statement of what Bazel built, as JSON.
 
-    digest: SHA-256 (hex) of its file. manifest: its path in the workspace, and content.
-    specs: by artifact. sources: files and folders that tracing could read, by path in the workspace.
+    manifest: its path in the workspace, and content; that of a layer is its programs.toml. specs: by artifact. sources: files and folders that tracing could read, by path in the workspace.
     environments: the packages for planning, for staging, and for compiling for accelerators.
     """
     manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
@@ -136,7 +134,7 @@ def statement(
     folder = PurePosixPath(manifest[0]).parent
     resolved += [
         {"name": str(folder / weights), "digest": {"sha256": file["sha256"]}}
-        for weights, file in archive.index["weights_files"].items()
+        for weights, file in subject.weights.items()
     ]
     resolved += _wheels(environments)
     variables = {artifact: json.loads(text).get("environment") for artifact, text in sorted(specs.items())}
@@ -149,7 +147,7 @@ def statement(
     }
     traced = {json.loads(text).get("frontend") for text in specs.values()}
     modules = [frontend.module for frontend in FRONTENDS if frontend.name in traced]
-    return _statement(archive, digest, BUILD_TYPE, BUILDER, external, internal, resolved, modules)
+    return _statement(subject, BUILD_TYPE, BUILDER, external, internal, resolved, modules)
 
 
 def statement_of_addition(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
@@ -166,7 +164,7 @@ def statement_of_addition(archive: Archive, digest: str, environments: Sequence[
     external = {"base": base, "jaxlib": sorted(added)}
     internal = {"python": _interpreters(environments), "executables": added}
     resolved = [base, *_wheels(environments)]
-    return _statement(archive, digest, ADDITION_TYPE, ADDER, external, internal, resolved)
+    return _statement(Subject.of(archive, digest), ADDITION_TYPE, ADDER, external, internal, resolved)
 
 
 def _interpreters(environments: Sequence[Environment]) -> list[str]:
@@ -181,8 +179,7 @@ def _wheels(environments: Sequence[Environment]) -> list[dict[str, Any]]:
 
 
 def _statement(
-    archive: Archive,
-    digest: str,
+    subject: Subject,
     build_type: str,
     builder: str,
     external: Mapping[str, Any],
@@ -190,19 +187,18 @@ def _statement(
     resolved: Sequence[Mapping[str, Any]],
     modules: Sequence[str] = (),
 ) -> str:
-    """Return the statement of a bundle; see `statement`. modules: of stagec that an action used, besides the core's."""
-    subjects_of = {bundle_name(archive): digest, **subjects(archive)}
+    """Return a statement; see `statement`. modules: of stagec that an action used, besides the core's."""
     packages = sorted({"stagec", *(module.partition(".")[0] for module in modules)})
     values = {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": subject, "digest": {"sha256": of_it}} for subject, of_it in subjects_of.items()],
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subject.digests.items()],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "buildDefinition": {
                 "buildType": build_type,
                 "externalParameters": {
-                    "name": archive.index["name"],
-                    "version": archive.index["version"],
+                    "name": subject.name,
+                    "version": subject.version,
                     **external,
                 },
                 "internalParameters": internal,

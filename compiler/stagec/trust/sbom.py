@@ -1,4 +1,4 @@
-"""A bundle and its toolchain as a bill of materials: CycloneDX 1.7 (https://cyclonedx.org/docs/1.7/json/).
+"""A bundle or layer and its toolchain as a bill of materials: CycloneDX 1.7 (https://cyclonedx.org/docs/1.7/json/).
 
 The bundle is a machine-learning model; the files of weights beside it are its parts.
 """
@@ -10,19 +10,18 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from stagec.bundle.archive import Archive
 from stagec.core.builds.version import VERSION
-from stagec.trust.attestation import bundle_name
+from stagec.trust.attestation import Subject
 from stagec.trust.provenance import Environment, all_wheels, package_url
 
 
-def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
-    """Return the SBOM as JSON: the bundle, its weights, and the packages that planned, traced or compiled it.
+def bill_of_materials(subject: Subject, environments: Sequence[Environment]) -> str:
+    """Return the SBOM as JSON: a bundle with its weights, or a layer, and the packages that planned, traced or compiled it.
 
-    digest: SHA-256 (hex) of its file. environments: as for the statement. The serial number is made from the content.
+    environments: as for the statement. The serial number is made from the content.
     """
-    name, version = bundle_name(archive), archive.index["version"]
-    root = f"{name}@{version}"
+    name, digest = next(iter(subject.digests.items()))
+    root = f"{name}@{subject.version}"
     stagec = package_url("stagec", VERSION)
     components: list[dict[str, Any]] = [
         {"type": "application", "bom-ref": stagec, "name": "stagec", "version": VERSION, "purl": stagec}
@@ -51,16 +50,16 @@ def bill_of_materials(archive: Archive, digest: str, environments: Sequence[Envi
             "hashes": [{"alg": "SHA-256", "content": file["sha256"]}],
             "properties": [{"name": "stagec:bytes", "value": str(file["bytes"])}],
         }
-        for path, file in archive.index["weights_files"].items()
+        for path, file in subject.weights.items()
     ]
     values = {
         "version": 1,
         "metadata": {
             "component": {
-                "type": "machine-learning-model",
+                "type": "machine-learning-model" if subject.kind == "bundle" else "file",
                 "bom-ref": root,
                 "name": name,
-                "version": version,
+                **({"version": subject.version} if subject.version else {}),
                 "hashes": [{"alg": "SHA-256", "content": digest}],
                 **({"components": weights} if weights else {}),
             },

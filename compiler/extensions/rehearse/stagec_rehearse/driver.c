@@ -12,6 +12,7 @@
  * The environment:
  *
  *   STAGEC_VIRTUAL_DEVICES   how many devices there are (1)
+ *   STAGEC_VIRTUAL_VALUES    where set, results are computed elsewhere, and written to the device's memory
  *   STAGEC_VIRTUAL_KERNELS   file to which the name of each kernel that is launched is appended
  *   STAGEC_VIRTUAL_FAILURE   for tests, one of:
  *     no-driver        the driver cannot be initialized
@@ -115,7 +116,8 @@ int cuInit(unsigned flags) {
   (void)flags;
   if (fails("no-driver")) return NO_DEVICE;
   static int told;
-  if (!told++) fprintf(stderr, "stagec: a virtual %s; no kernel runs, and results are zeros\n", DEVICE_NAME);
+  const char *results = getenv("STAGEC_VIRTUAL_VALUES") ? "this machine's CPU computes results" : "results are zeros";
+  if (!told++) fprintf(stderr, "stagec: a virtual %s; no kernel runs, and %s\n", DEVICE_NAME, results);
   return OK;
 }
 int cuDriverGetVersion(int *version) { return *version = 13000, OK; }
@@ -203,7 +205,7 @@ int cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, void *stream
 int cuMemcpyDtoHAsync_v2(void *to, Address from, size_t size, void *stream) { return (void)stream, copy(to, (void *)from, size); }
 int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void *stream) {
   /* A kernel's work. In a small array the host may have written something that the program reads again. */
-  return (void)stream, size > PAGE ? state() : copy((void *)to, (void *)from, size);
+  return (void)stream, size > PAGE && !getenv("STAGEC_VIRTUAL_VALUES") ? state() : copy((void *)to, (void *)from, size);
 }
 int cuMemsetD8Async(Address to, unsigned char value, size_t size, void *stream) {
   if (size <= PAGE) memset((void *)to, value, size);
@@ -277,10 +279,15 @@ int cuModuleLoadData(void **module, const void *code) {
   }
   return *module = memcpy(malloc(size), code, size), OK;
 }
+/* XLA gives the kernels with which it decides in a graph as PTX, a text that has their names. */
+int cuModuleLoadDataEx(void **module, const void *text, unsigned n, int *options, void **values) {
+  return (void)n, (void)options, (void)values, *module = strdup(text), OK;
+}
 int cuModuleLoadFatBinary(void **module, const void *code) { return cuModuleLoadData(module, code); }
 int cuModuleUnload(void *module) { return free(module), OK; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
-  return symbol(module, name) ? *function = strdup(name), OK : NOT_FOUND;
+  int here = memcmp(module, ELFMAG, SELFMAG) ? strstr(module, name) != NULL : symbol(module, name) != NULL;
+  return here ? *function = strdup(name), OK : NOT_FOUND;
 }
 int cuModuleGetGlobal_v2(Address *at, size_t *size, void *module, const char *name) {
   static char constants[1 << 20] __attribute__((aligned(256))); /* as XLA asks of a constant */
@@ -348,7 +355,18 @@ int cuGraphAddKernelNode_v2(void **node, void *graph, void **after, size_t n, vo
 }
 int cuGraphAddNode_v2(void **node, void *graph, void **after, const void *edges, size_t n, void *const *parameters) {
   (void)after, (void)edges, (void)n;
-  return add(node, graph, *(const int *)parameters == 0 ? parameters[2] : NULL); /* type, reserved, the node's own */
+  enum { KERNEL = 0, CONDITIONAL = 13 };
+  int type = *(const int *)parameters; /* behind it and 12 bytes is the node's own */
+  if (type == CONDITIONAL) {           /* a handle, type and count, and the graphs of its bodies, which nothing launches */
+    unsigned bodies = ((const unsigned *)parameters)[7];
+    void **graphs = calloc(bodies, sizeof *graphs);
+    for (unsigned i = 0; i < bodies; ++i) cuGraphCreate(&graphs[i], 0);
+    *(void ***)&((void **)parameters)[4] = graphs;
+  }
+  return add(node, graph, type == KERNEL ? parameters[2] : NULL);
+}
+int cuGraphConditionalHandleCreate(Address *made, void *graph, void *context, unsigned value, unsigned flags) {
+  return (void)graph, (void)context, (void)value, (void)flags, *made = (Address)handle(), OK;
 }
 int cuGraphAddMemsetNode(void **node, void *graph, void **after, size_t n, const void *parameters, void *context) {
   return (void)after, (void)n, (void)parameters, (void)context, add(node, graph, NULL);
@@ -363,6 +381,12 @@ int cuGraphKernelNodeSetAttribute(void *node, int attribute, const void *value) 
 int cuGraphNodeGetType(void *node, int *type) { return *type = ((Node *)node)->kernel ? 0 : 5, OK; }
 int cuGraphExecKernelNodeSetParams_v2(void *graph, void *node, const void *parameters) {
   return (void)graph, (void)node, (void)parameters, OK;
+}
+int cuGraphExecMemcpyNodeSetParams(void *graph, void *node, const void *parameters, void *context) {
+  return (void)graph, (void)node, (void)parameters, (void)context, OK;
+}
+int cuGraphExecMemsetNodeSetParams(void *graph, void *node, const void *parameters, void *context) {
+  return (void)graph, (void)node, (void)parameters, (void)context, OK;
 }
 int cuGraphInstantiateWithFlags(void **instance, void *graph, Address flags) { return (void)flags, *instance = graph, OK; }
 int cuGraphExecDestroy(void *graph) { return (void)graph, OK; }

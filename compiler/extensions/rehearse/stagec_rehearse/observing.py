@@ -11,6 +11,7 @@ import dataclasses
 import faulthandler
 import functools
 import importlib.metadata
+import inspect
 import json
 import math
 import mmap
@@ -22,13 +23,14 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, hardware_utils, pjit
+import numpy as np
+from jax._src import compilation_cache, compiler, distributed, hardware_utils, monitoring, pjit
 from jax._src.interpreters import pxla
 from jaxlib.mlir import ir
 
@@ -38,6 +40,7 @@ from stagec.frontends.jax import cache_keys
 from stagec.jaxcache import jax_entries
 from stagec_rehearse import FOLDER, standing_in
 from stagec_rehearse.driver import LIBRARIES
+from stagec_rehearse.values import Values, write
 
 _MOST = 1 << 16
 """Programs that a process counts the runs of."""
@@ -62,6 +65,9 @@ def start() -> None:
     folder = Path(os.environ[FOLDER])
     observer = _Observer(folder)
     patched.COMPILE.forever(observer.compile)
+    if jax.config.values["jax_enable_compilation_cache"]:  # with a folder, in which the program is to find all
+        monitoring.register_event_listener(observer.event)
+        import stagec.jax_cache  # noqa: F401
     # JAX's own fast way calls executables from C++, where nobody can count.
     pjit._get_fastpath_data = lambda *_, **__: None
     run = pxla.ExecuteReplicated.__call__
@@ -69,20 +75,42 @@ def start() -> None:
     @functools.wraps(run)
     def counted(self: Any, *args: Any) -> Any:
         observer.ran(self.xla_executable)
+        if not _IS_CUDA or self.backend.platform == "cpu":
+            return run(self, *args)
+        values = observer.values_of(self, args)
         results = run(self, *args)
-        if _IS_CUDA:
-            _clear(results)
+        _clear(results)
+        observer.write_values(self, results, values)
         return results
 
     pxla.ExecuteReplicated.__call__ = counted  # type: ignore[method-assign]
     if _IS_CUDA:
+        compiler.backend_compile_and_load = functools.partial(_quickly, compiler.backend_compile_and_load)
         hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
         for name in LIBRARIES:  # before JAX loads NVIDIA's own: the first of a name is the one that XLA gets
             ctypes.CDLL(name)
+    if joined := os.environ.get(f"{FOLDER}_JOINED"):
+        address, processes, number = joined.split()
+        join = distributed.State.initialize
+
+        # Whatever the program says, or finds in the variables of a cluster.
+        @functools.wraps(join)
+        def joining(self: Any, *args: Any, **kwargs: Any) -> None:
+            named = inspect.signature(join).bind(self, *args, **kwargs).arguments
+            named |= {"coordinator_address": address, "num_processes": int(processes), "process_id": int(number)}
+            join(**named)
+
+        distributed.State.initialize = joining  # type: ignore[method-assign]
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *_PLUGINS) if _has(name)}
     (folder / f"{os.getpid()}.versions").write_text(json.dumps(versions), "utf-8")
     stacks = (folder / f"{os.getpid()}.stack").open("w")
     faulthandler.register(signal.SIGUSR2, stacks, all_threads=False)
+
+
+def _quickly(compile_: Callable[..., Any], backend: Any, module: Any, devices: Any, options: Any, *more: Any) -> Any:
+    if backend.platform != "cpu":
+        options.env_option_overrides = [*options.env_option_overrides, *_QUICK]
+    return compile_(backend, module, devices, options, *more)
 
 
 def _has(distribution: str) -> bool:
@@ -121,6 +149,10 @@ class _Observer:
         self._process = 0
         self._indices: dict[int, int] = {}
         self._kept: list[Any] = []
+        self._key = compilation_cache.get_cache_key  # JAX's own, which `stagec.jax_cache` replaces
+        self._here = threading.local()
+        self._values = Values() if os.environ.get(f"{FOLDER}_VALUES") else None
+        self._zeros: dict[int, str] = {}
 
     def _open(self) -> None:
         """A forked process has files of its own."""
@@ -137,39 +169,69 @@ class _Observer:
     def compile(self, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compile as JAX does, and write the row."""
         backend, computation, devices, options, *_ = args
+        if self._values and getattr(self._values.here, "computing", False):
+            return before(*args, **kwargs)
         row: dict[str, Any] = {"line": _line(sys._getframe(1))}
         try:
             row |= _described(computation)
-            key = cache_keys.recorded(lambda: compilation_cache.get_cache_key(computation, devices, options, backend))
+            key = cache_keys.recorded(lambda: self._key(computation, devices, options, backend))
             # What belongs to this machine, or to its packages, stays out of the file.
             plain = {jax_entries.TOPOLOGY: b"", jax_entries.COMPRESSION: b"zlib"}
             key = dataclasses.replace(key.with_parts(plain), mesh=_mesh(computation) or [int(devices.size)])
-            row["hex"] = key.to_bytes().hex()
+            if args[4]:
+                row["not_kept"] = "it calls back into Python, and JAX keeps no such program"
+            elif _IS_CUDA and backend.platform == "cpu":
+                row["not_kept"] = "it is for the CPU beside the device"
+            else:
+                row["hex"] = key.to_bytes().hex()
             settings = ((name, str(getattr(jax.config, name))) for name in _SETTINGS)
             row["settings"] = {name: value for name, value in settings if value != _SETTINGS[name]}
             row["options"] = {name: str(value) for name, value in options.env_option_overrides}
-            if _IS_CUDA:
-                options.env_option_overrides = [*options.env_option_overrides, *_QUICK]
             row["devices"] = int(devices.size)
         except Exception as error:  # noqa: BLE001  # the program must not notice
             row["unknown"] = f"{type(error).__name__}: {error}"
-        began = time.perf_counter()
+        began, self._here.found = time.perf_counter(), 0
         try:
             executable = before(*args, **kwargs)
         except Exception as error:
             self._write({**row, "error": str(error).partition("\n")[0]}, None)
             raise
         row["seconds"] = time.perf_counter() - began
+        row["found"] = self._here.found
         try:
             row |= _measured(executable)
         except Exception as error:  # noqa: BLE001
             row["unknown"] = f"{type(error).__name__}: {error}"
-        if _IS_CUDA and (needs := standing_in.needs(executable)):
+        if _IS_CUDA and backend.platform != "cpu" and (needs := standing_in.needs(executable)):
             main, held = _main(computation)
             row["not_run"] = needs
             executable = standing_in.stand_in(executable, computation, main, held, backend, args[5], options)
+        if self._values:
+            self._values.compiled(executable, computation)
         self._write(row, executable)
         return executable
+
+    def values_of(self, called: Any, arguments: Sequence[Any]) -> list[np.ndarray] | str:
+        """Return what a call computes, or why that is not known; "" if nobody asked for it."""
+        if not self._values:
+            return ""
+        if called.mut:
+            return "it changes arrays in place"
+        kept = [argument for position, argument in enumerate(arguments) if position in called.kept_var_idx]
+        return self._values.of(called.xla_executable, kept)
+
+    def write_values(self, called: Any, results: Any, values: list[np.ndarray] | str) -> None:
+        """Write what a call computes into its results, or a row that says why they are zeros."""
+        why = values if isinstance(values, str) else write(jax.tree.leaves(results), values)
+        index = self._indices.get(id(called.xla_executable))
+        if why and index is not None and index not in self._zeros:
+            self._zeros[index] = why
+            with (self._folder / f"{self._process}.zeros").open("w", encoding="utf-8") as file:
+                json.dump(self._zeros, file)
+
+    def event(self, name: str, **_: Any) -> None:
+        """Take an event of JAX's: an executable was found in its cache."""
+        self._here.found = int(name == "/jax/compilation_cache/cache_hits") or getattr(self._here, "found", 0)
 
     def _write(self, row: dict[str, Any], executable: Any) -> None:
         with self._lock:

@@ -15,6 +15,9 @@ from typing import Any
 from stagec.building.limits import in_bytes
 from stagec.core.data import reading
 from stagec.core.messages.errors import Problem, StagecError, blaming
+from stagec.jaxcache import jax_entries, jax_misses
+from stagec.jaxcache.jax_entries import Entry, Key
+from stagec.jaxcache.jax_misses import Lookup
 from stagec.manifest import toml, values
 
 NAME = "programs.toml"
@@ -37,7 +40,10 @@ class Program:
     constants: those of more than a megabyte that are part of it, each with its aval and bytes.
     file: the digest of its key's file; "" if its key is not known.
     seconds, bytes, flops: what its compilation took here, and XLA's own figures; no part of programs.toml.
+    found: how often JAX found it in a folder that was built, where one was given; no part either.
     not_run: what it calls that a virtual device lacks, so a program of zeros ran instead; "" if it ran.
+    not_kept: why it is not built; "" for all others.
+    zeros: why its results were zeros, where values were asked for; "" for all others. No part either.
     error: the first line of what XLA said where it could not compile it.
     """
 
@@ -58,11 +64,14 @@ class Program:
     seconds: float = 0.0
     bytes: int = 0
     flops: float = 0.0
+    found: int = 0
     not_run: str = ""
+    not_kept: str = ""
+    zeros: str = ""
     error: str = ""
 
 
-_MEASURED = ("seconds", "bytes", "flops")
+_MEASURED = ("seconds", "bytes", "flops", "found", "zeros")
 _KEPT = [each.name for each in fields(Program) if each.name not in _MEASURED]
 _KINDS: dict[str, type] = {
     name: {"str": str, "int": int, "Map": dict, "Seq": list}[str(each.type)[:3]]
@@ -73,13 +82,14 @@ _KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run of a program: the virtual devices, the versions, and what it compiled, by name, line and key."""
+    """A run of a program: the virtual devices of each process, the versions, and what it compiled, by name, line and key."""
 
     device: str
     devices: int
     versions: Mapping[str, str]
     programs: Sequence[Program]
     budget: Mapping[str, Any] = field(default_factory=dict)
+    processes: int = 1
 
 
 def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
@@ -88,6 +98,7 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
     files: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.rows")):
         runs = path.with_suffix(".runs").read_bytes()
+        zeros = json.loads(unvalued.read_text("utf-8")) if (unvalued := path.with_suffix(".zeros")).exists() else {}
         for index, text in enumerate(path.read_text("utf-8").splitlines()):
             try:
                 row = json.loads(text)
@@ -98,6 +109,7 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
             if data:
                 files[row["file"]] = data
             row["name"] = row.get("name", "unknown")
+            row["zeros"] = zeros.get(str(index), "")
             unknown = row.pop("unknown", "")
             program = Program(**{**row, "error": row.get("error", unknown)})
             (count,) = struct.unpack_from("<Q", runs, 8 * index) if 8 * index < len(runs) else (0,)
@@ -109,6 +121,7 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
                     runs=before.runs + count,
                     compiled=before.compiled + 1,
                     seconds=before.seconds + program.seconds,
+                    found=before.found + program.found,
                 )
             listed[where] = program
     return [listed[where] for where in sorted(listed)], files
@@ -121,6 +134,7 @@ def to_toml(rehearsal: Rehearsal) -> str:
         f"format = {FORMAT}",
         f"device = {_value(rehearsal.device)}",
         f"devices = {rehearsal.devices}",
+        *([f"processes = {rehearsal.processes}"] if rehearsal.processes > 1 else []),
         "",
         "[versions]",
         *(f"{name} = {_value(version)}" for name, version in sorted(rehearsal.versions.items())),
@@ -158,7 +172,7 @@ def read(path: str) -> Rehearsal:
         write = f"let stagec rehearse write it again; this stagec reads format {FORMAT}"
         raise StagecError(Problem(path, "format", f"{data.get('format')!r} is not a format of programs", write))
     rows = data.get("programs", [])
-    kinds = {"format": int, "device": str, "devices": int, "versions": dict, "budget": dict, "programs": list}
+    kinds = {"format": int, "device": str, "devices": int, "processes": int, "versions": dict, "budget": dict, "programs": list}
     faults = [*_faults(data, kinds, ("device", "devices", "versions"), "")]
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         faults += _faults(row, _KINDS, ("name", "line"), f"programs[{number}].") if isinstance(row, dict) else ()
@@ -166,7 +180,8 @@ def read(path: str) -> Rehearsal:
         write = "let stagec rehearse write it again; only the table budget is yours"
         raise StagecError(*(Problem(path, key, what, write) for key, what in faults))
     listed = [Program(**row) for row in rows]
-    return Rehearsal(data["device"], data["devices"], data["versions"], listed, data.get("budget", {}))
+    budget, processes = data.get("budget", {}), data.get("processes", 1)
+    return Rehearsal(data["device"], data["devices"], data["versions"], listed, budget, processes)
 
 
 def _faults(
@@ -186,6 +201,29 @@ def _faults(
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SAY = {str: "a string", int: "a whole number", list: "an array", dict: "a table"}
+
+
+def entries(folder: str) -> list[Entry]:
+    """Read the index of a folder for JAX's compilation cache. Raises StagecError if stagec did not write it."""
+    path = str(Path(folder, jax_entries.INDEX))
+    with blaming(path, "name the folder that aot_programs built"):
+        return jax_entries.read(reading.whole(path).decode("utf-8"))
+
+
+def misses(rehearsal: Rehearsal, keys: Mapping[str, bytes], index: Sequence[Entry]) -> list[str]:
+    """Return what JAX did not find in a folder, a line each, and why. keys: as `observed` returns them."""
+    told = []
+    for program in rehearsal.programs:
+        if program.found == program.compiled or program.not_kept:
+            continue
+        why = program.error
+        if program.file in keys:
+            (key,) = Key.read(keys[program.file])
+            parts = {name: hashlib.sha256(part).hexdigest() for name, part in key.parts.items()}
+            miss = jax_misses.explain(Lookup(key.module, parts=parts, looked=True), index)
+            why = "; ".join(f"{part}: {reason}" if part else reason for part, reason in miss.reasons)
+        told.append(f"{_shown(program)}: {why}")
+    return told
 
 
 def storms(programs: Iterable[Program], most: int = 3) -> Iterator[tuple[Program, int, str]]:
@@ -222,6 +260,7 @@ def changes(before: Rehearsal, now: Rehearsal) -> list[str]:
         for name, old, new in (
             ("device", before.device, now.device),
             ("devices", before.devices, now.devices),
+            ("processes", before.processes, now.processes),
             *((name, before.versions.get(name), version) for name, version in now.versions.items()),
         )
         if old != new

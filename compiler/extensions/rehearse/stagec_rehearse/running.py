@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -39,16 +40,23 @@ class Ended:
     line: str = ""
 
 
-def environment(device: str, devices: int, folder: Path) -> dict[str, str]:
+def environment(device: str, devices: int, folder: Path, cache: str, values: str) -> dict[str, str]:
     """Return the variables in which a program finds the devices, and writes its rows into `folder`.
 
-    device: "cpu", or the short name of an NVIDIA device. Raises StagecError for another.
+    device: "cpu", or the short name of an NVIDIA device. Raises StagecError for another. cache: the folder for JAX's
+    compilation cache in which it is to find all; "" for none. values: "cpu" for those of an NVIDIA device, or "zeros".
     """
     own = [str(Path(file).parents[1]) for file in (__file__, stagec.__file__) if file]
     path = [str(Path(__file__).with_name("start")), *filter(None, [os.environ.get("PYTHONPATH")]), *own]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path), FOLDER: str(folder)}
     # What JAX has kept of another run is not compiled in this one.
-    variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    variables["JAX_ENABLE_COMPILATION_CACHE"] = "true" if cache else "false"
+    if cache:
+        variables |= {
+            "JAX_COMPILATION_CACHE_DIR": os.path.abspath(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9",  # to read it, and write nothing
+            "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        }
     variables.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of shardings of the programs that stand in
     if device == CPU:
         return {**variables, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), f"{FOLDER}_PLATFORM": "cpu"}
@@ -59,58 +67,82 @@ def environment(device: str, devices: int, folder: Path) -> dict[str, str]:
     return {
         **variables,
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH")])),
-        "JAX_PLATFORMS": "cuda",
+        "JAX_PLATFORMS": "cuda,cpu",
         # JAX asks NVIDIA's libraries for their versions, and the virtual ones have none.
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "STAGEC_VIRTUAL_DEVICES": str(devices),
+        **({"STAGEC_VIRTUAL_VALUES": "1", f"{FOLDER}_VALUES": values} if values == CPU else {}),
         f"{FOLDER}_PLATFORM": "cuda",
     }
 
 
-def run(command: Sequence[str], variables: dict[str, str], folder: Path, seconds: float, idle: float) -> Ended:
+def joined(variables: Mapping[str, str], processes: int) -> list[dict[str, str]]:
+    """Return the variables of each of a program's processes, with which `jax.distributed.initialize()` joins them."""
+    if processes == 1:
+        return [{**variables}]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    return [{**variables, f"{FOLDER}_JOINED": f"{address} {processes} {number}"} for number in range(processes)]
+
+
+def run(command: Sequence[str], each: Sequence[Mapping[str, str]], folder: Path, seconds: float, idle: float) -> Ended:
     """Run a program until it ends, or for that many seconds, or until it has compiled nothing for `idle` seconds.
 
-    seconds, idle: 0 for as long as it takes. Raises StagecError if the program cannot be started.
+    each: the variables of each of its processes. seconds, idle: 0 for as long as it takes. If one of several processes
+    fails, the others end. Raises StagecError if the program cannot be started.
     """
     try:
-        process = subprocess.Popen(command, env=variables, start_new_session=True)
+        processes = [subprocess.Popen(command, env=variables, start_new_session=True) for variables in each]
     except OSError as error:
         raise mistake(f"{command[0]} cannot be started: {error.strerror}") from error
     began = newest = time.monotonic()
     size = 0
     try:
-        while process.poll() is None:
+        while any(process.poll() is None for process in processes):
+            if failed := next(filter(None, (process.poll() for process in processes)), None):
+                _stop(processes)
+                return Ended(failed)
             time.sleep(_STEP)
             now, before, size = time.monotonic(), size, _rows(folder)
             newest = now if size != before else newest
             if seconds and now - began > seconds:
-                return _end(process, folder, f"it ran for {seconds:g} s")
+                return _end(processes, folder, f"it ran for {seconds:g} s")
             if idle and size and now - newest > idle:
-                return _end(process, folder, f"it compiled nothing for {idle:g} s")
+                return _end(processes, folder, f"it compiled nothing for {idle:g} s")
     except BaseException:
-        _signal(process, signal.SIGKILL)
+        for process in processes:
+            _signal(process, signal.SIGKILL)
         raise
-    return Ended(process.returncode)
+    return Ended(next((process.returncode for process in processes if process.returncode), 0))
 
 
 def _rows(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.rows"))
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path, why: str) -> Ended:
+def _end(processes: Sequence[subprocess.Popen[bytes]], folder: Path, why: str) -> Ended:
     """End a program and all that it started, after it has said where it is."""
-    stacks = sorted(folder.glob("*.stack"), key=lambda path: int(path.stem) != process.pid)
+    own = [process.pid for process in processes]
+    stacks = sorted(folder.glob("*.stack"), key=lambda path: int(path.stem) not in own)
     for path in stacks:
         with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(int(path.stem)) == process.pid:  # not a process of others that has its number by now
+            if os.getpgid(int(path.stem)) in own:  # not a process of others that has its number by now
                 os.kill(int(path.stem), signal.SIGUSR2)  # faulthandler's
     time.sleep(_STEP)
-    _signal(process, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE)
-    _signal(process, signal.SIGKILL)
-    process.wait()
+    _stop(processes)
     return Ended(None, why, next(filter(None, (_innermost(path.read_text()) for path in stacks)), ""))
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    until = time.monotonic() + _GRACE
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+        _signal(process, signal.SIGKILL)
+        process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

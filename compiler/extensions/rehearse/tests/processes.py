@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from stagec_rehearse import programs
@@ -21,6 +25,12 @@ counts = {}
 monitoring.register_event_listener(lambda event, **_: counts.__setitem__(event, counts.get(event, 0) + 1))
 runpy.run_path(sys.argv[1])
 print(json.dumps({event.rpartition("/")[2]: count for event, count in counts.items() if "compilation_cache" in event}))
+"""
+SERIES = """
+import json, sys
+from stagec import cli
+for words in json.load(open(sys.argv[1])):
+    assert cli.main(words) == 0, words
 """
 EXTENSION = Path(programs.__file__).parents[1]
 
@@ -46,17 +56,22 @@ def specified(rehearsal: Path, target: str, keys: list[Path], cwd: Path) -> subp
 
 
 def built(rehearsal: Path, target: str, cwd: Path) -> tuple[Path, int]:
-    """Build a rehearsal as `aot_programs` does; return the folder for JAX, and how many programs are in it."""
+    """Build a rehearsal as `aot_programs` does; return the folder for JAX, and how many programs are in it.
+
+    One process compiles all, as a worker of Bazel's does.
+    """
     keys = sorted((rehearsal / "programs").iterdir())
     done = specified(rehearsal, target, keys, cwd)
     assert done.returncode == 0, done.stderr
-    entries: list[str | Path] = []
-    for key in keys:
-        names, executable = cwd / f"{key.stem}.json", cwd / f"{key.stem}.xla"
-        compiled = ["--spec", cwd / "spec.json", "--key", key, "--entry", names, "--output", executable]
-        done = stagec("action", "jax-compile", *compiled, cwd=cwd)
-        assert done.returncode == 0, done.stderr
-        entries.append(f"{key.stem}:{names}:{executable}")
+    compiling = [
+        ["action", "jax-compile", "--spec", cwd / "spec.json", "--key", key]
+        + ["--entry", cwd / f"{key.stem}.json", "--output", cwd / f"{key.stem}.xla"]
+        for key in keys
+    ]
+    entries: list[str | Path] = [f"{key.stem}:{cwd / key.stem}.json:{cwd / key.stem}.xla" for key in keys]
+    (cwd / "series.json").write_text(json.dumps(compiling, default=str))
+    done = run("-c", SERIES, cwd / "series.json", cwd=cwd, JAX_PLATFORMS="cpu")
+    assert done.returncode == 0, done.stderr
     done = stagec("action", "jax-cache", *_each("--entry", entries), "--output", cwd / "cache", cwd=cwd)
     assert done.returncode == 0, done.stderr
     return cwd / "cache", len(keys)
@@ -76,5 +91,50 @@ def hits(program: str, cache: Path, cwd: Path, **variables: str) -> dict[str, in
     return counts
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a program found in the folder that was built of its rehearsal.
+
+    programs: that were rehearsed. built: those that differ. found, compiled: of its second run, how often JAX found
+    what it would have compiled, and how often it was to compile. said, status: of that run.
+    """
+
+    programs: int
+    built: int
+    found: int
+    compiled: int
+    said: str
+    status: int
+
+
+PROGRAMS = {"equinox_loop": 1, "paged_decode": 1, "blackjax_nuts": 1, "fsdp": 8, "many": 1}
+"""Programs as people write them, in the folder `programs`, and the devices of each."""
+
+
+def found_again(name: str, device: str, target: str, devices: int, cwd: Path, *words: str) -> Found:
+    """Rehearse one of the programs, build what it compiled, and rehearse it again with that. words: more options."""
+    shutil.copy(Path(__file__).with_name("programs") / f"{name}.py", cwd)
+    command = ("--", sys.executable, f"{name}.py")
+    rehearse = ("-m", "stagec", "rehearse", "--device", device, "--devices", str(devices), *words)
+    first = run(*rehearse, *command, cwd=cwd)
+    assert first.returncode == 0, first.stdout + first.stderr
+    listed = programs.read(str(cwd / "rehearsal" / programs.NAME))
+    cache, count = built(cwd / "rehearsal", target, cwd)
+    compared = ("-o", "again", "--compare", Path("rehearsal", programs.NAME))
+    second = run(*rehearse, *compared, "--jax-cache", cache, *command, cwd=cwd)
+    said = second.stdout + second.stderr
+    ((found, compiled),) = re.findall(r"found in JAX's cache:\n  (\d+) of (\d+) compilations", said) or [(0, 0)]
+    return Found(len(listed.programs), count, int(found), int(compiled), said, second.returncode)
+
+
 def _each(option: str, values: list[Path] | list[str | Path]) -> list[str | Path]:
     return [word for value in values for word in (option, value)]
+
+
+if __name__ == "__main__":
+    device, target, *names = sys.argv[1:]
+    for name in names or PROGRAMS:
+        with tempfile.TemporaryDirectory() as folder:
+            result = found_again(name, device, target, PROGRAMS[name], Path(folder))
+        row = name, device, PROGRAMS[name], result.programs, f"{result.found} of {result.compiled}"
+        print(f"| {' | '.join(map(str, row))} |", flush=True)

@@ -279,6 +279,10 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     (row,) = tomllib.loads(table)["programs"]
     assert (row["line"], row["runs"]) == (step.line, step.runs)
     assert row["arguments"] == [*step.arguments][: len(row["arguments"])]
+    cache, _ = built(tmp_path / "rehearsal", "cpu-avx2", tmp_path)
+    done = rehearse("--jax-cache", cache, "--report", "page.html", "--", sys.executable, "train.py", cwd=tmp_path)
+    (found,) = re.findall(r"```text\n(found in .*?)```", page, re.DOTALL)
+    assert (done.returncode, found in done.stdout) == (0, True), done.stdout
     example = ROOT / "examples" / "rehearsal"
     assert (example / "train.py").read_text("utf-8") == program
     kept = programs.read(str(example / "rehearsal" / programs.NAME))

@@ -5,12 +5,13 @@ Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_re
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import built, hits, run
+from compiler.extensions.rehearse.tests.processes import PROGRAMS, built, found_again, hits, run, stagec
 from stagec.hardware import cuda
 from stagec_rehearse import driver, programs
 from tests.backends.deviceless import installed
@@ -68,13 +69,37 @@ print(x.nbytes >> 30, "GiB", jax.devices()[0].memory_stats()["bytes_limit"] >> 3
 """
 
 
+VALUES = """
+import jax, jax.numpy as jnp
+import numpy as np
+
+@jax.jit
+def step(key, x):
+    jax.debug.print("at {}", x[0, 0])
+    key, now = jax.random.split(key)
+    return key, x + 1, jax.random.normal(now, (3,))
+
+@jax.jit
+def solved(x):
+    return jnp.linalg.cholesky(x @ x.T + jnp.eye(len(x)))
+
+key, x, steps = jax.random.key(0), jnp.zeros((4, 4), jnp.bfloat16), 0
+while steps < 5 and (steps == 0 or float(x[1, 1]) == steps):  # a program that looks at numbers
+    key, x, noise = step(key, x)
+    jax.effects_barrier()
+    steps += 1
+print("steps", steps)
+print(np.asarray(x).tolist(), np.asarray(noise).tolist(), bool((noise > -9).all()))
+large = jax.device_put(np.arange(1 << 20, dtype=np.float32))
+print(float(jnp.copy(large)[-1]), np.asarray(solved(jnp.ones((3, 3)))).round(3).tolist())
+"""
+
+
 def rehearse(program: str, *words: str, cwd: Path, arguments: tuple[str, ...] = (), **variables: str) -> str:
     (cwd / "program.py").write_text(program)
     command = ["--", sys.executable, "program.py", *arguments]
     done = run("-m", "stagec", "rehearse", "--device", "h100-sxm", *words, *command, cwd=cwd, **variables)
-    assert done.stderr.startswith("stagec: a virtual NVIDIA H100 80GB HBM3; no kernel runs, and results are zeros"), (
-        done.stderr
-    )
+    assert done.stderr.startswith("stagec: a virtual NVIDIA H100 80GB HBM3; no kernel runs, and "), done.stderr
     return done.stdout + done.stderr
 
 
@@ -85,6 +110,44 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "NVIDIA H100 80GB HBM3 1 loss 0.0\n" in told
     assert "to its end" in told
     return folder
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "many"])
+def test_a_program_finds_all_that_it_compiles(name: str, tmp_path: Path) -> None:
+    """Also where XLA runs a program as a graph, with its loops and copies."""
+    if name == "blackjax_nuts" and not importlib.util.find_spec("blackjax"):
+        pytest.skip("there is no BlackJAX")
+    result = found_again(name, "h100-sxm", "h100-sxm", PROGRAMS[name], tmp_path)
+    assert result.found == result.compiled >= result.built >= 20, result.said
+    assert result.status == 0, result.said
+
+
+def test_a_program_of_several_processes(tmp_path: Path) -> None:
+    """Each has its devices, and JAX joins them."""
+    result = found_again("data_parallel", "h100-sxm", "h100-sxm", 2, tmp_path, "--processes", "2")
+    assert "rehearsed on 2 virtual h100-sxm, 2 processes: 4 programs" in result.said
+    assert {"0 4 2 0.0", "1 4 2 0.0"} <= {*result.said.splitlines()}
+    assert result.found == result.compiled == 8, result.said
+
+
+def test_values_that_the_cpu_computes(tmp_path: Path) -> None:
+    """The program sees the numbers that it sees on a CPU, compiles the same as without, and calls back once."""
+    told = rehearse(VALUES, "--values", "cpu", cwd=tmp_path)
+    said = told.partition("\nrehearsed on")[0]
+    plain = run("program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert plain.returncode == 0, plain.stderr
+    assert said.splitlines() == plain.stdout.splitlines()
+    assert "steps 5" in said
+    assert "not computed" not in told
+    first = programs.read(str(tmp_path / "rehearsal" / programs.NAME))
+    told = rehearse(VALUES, cwd=tmp_path)
+    assert "steps 1\n" in told
+    assert {each.file for each in programs.read(str(tmp_path / "rehearsal" / programs.NAME)).programs} == {
+        each.file for each in first.programs
+    }
+    words = ("rehearse", "--device", "h100-sxm", "--devices", "2", "--values", "cpu", "--", sys.executable, "program.py")
+    done = stagec(*words, cwd=tmp_path)
+    assert (done.returncode, "--values cpu is for one NVIDIA device" in done.stderr) == (2, True)
 
 
 def test_what_a_virtual_device_lacks_is_compiled_and_named(rehearsed: Path) -> None:

@@ -1,4 +1,4 @@
-"""Write what a bundle was built from."""
+"""Write what a bundle, or a layer with JAX's compilation cache, was built from."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stagec.cli.files import Answer, Options, digest, read, read_text, split, wr
 from stagec.core.messages.errors import blaming
 
 OPTIONS = {
-    "--bundle BUNDLE": "the bundle (.aot)",
+    "(--bundle BUNDLE | --layer LAYER)": ("the bundle (.aot)", "the layer (.tar) with a folder of JAX's cache"),
     "--output OUTPUT": "where to write the in-toto statement with SLSA provenance",
     "--sbom SBOM": "where to write the CycloneDX SBOM of the toolchain",
-    "--manifest NAME:FILE": "the manifest; NAME is its path in the workspace",
+    "--manifest NAME:FILE": "the manifest, or the programs.toml; NAME is its path in the workspace",
     "[--spec NAME:FILE]...": "a spec; NAME is that of its artifact",
     "[--source NAME:FILE]...": "a file or folder that tracing could read; NAME is its path in the workspace",
     "[--packages FILE]...": "an environment's packages.json, as rules/private/python_environment.py writes it",
@@ -26,17 +26,22 @@ def preload() -> None:
 def run(options: Options) -> Answer:
     from stagec.bundle.archive import Archive
     from stagec.trust import provenance, sbom
+    from stagec.trust.attestation import Subject
 
     environments = []
     for path in options.packages:
         with blaming(path, what="not a list of packages: ", of=(ValueError,)):
             environments.append(provenance.read_environment(read_text(path)))
-    archive = Archive(options.bundle)
-    sha256 = archive.sha256()
+    if options.layer:
+        with blaming(options.layer, of=(ValueError,)):
+            subject = Subject.of_layer(options.layer)
+    else:
+        archive = Archive(options.bundle)
+        subject = Subject.of(archive, archive.sha256())
     name, manifest = split(options.manifest, 2)
     specs = {artifact: read(path) for artifact, path in (split(text, 2) for text in options.spec)}
     sources = {source: Path(path) for source, path in (split(text, 2) for text in options.source)}
-    statement = provenance.statement(archive, sha256, (name, read(manifest)), specs, sources, environments)
+    statement = provenance.statement(subject, (name, read(manifest)), specs, sources, environments)
     write_whole(options.output, statement.encode())
-    write_whole(options.sbom, sbom.bill_of_materials(archive, sha256, environments).encode())
+    write_whole(options.sbom, sbom.bill_of_materials(subject, environments).encode())
     return Answer({"output": options.output, **digest(statement.encode())})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -25,14 +26,21 @@ def run(options: Options) -> None:
 
     rehearsal = programs.read(options.programs)
     target = catalog.target(options.target)
+    if isinstance(target, specs.CudaTarget):
+        target = dataclasses.replace(target, topology=f"1x{rehearsal.processes}x{rehearsal.devices}")
     problems = []
     if rehearsal.device != (options.target if target.platform == "cuda" else target.platform):
         what = f"it was rehearsed on {rehearsal.device}, and the target is {options.target}"
         problems.append(Problem(options.programs, "device", what, "rehearse it again, with --device of the target"))
+    if rehearsal.processes > 1 and target.platform == "cpu":
+        what = "the keys of several processes on CPUs have numbers of devices that only those processes know"
+        problems.append(Problem(options.programs, "processes", what, "rehearse one process, or NVIDIA devices"))
     given = {Path(path).stem: path for path in options.key}
     listed = {program.file for program in rehearsal.programs}
     for program in rehearsal.programs:
         where = f"{program.name} ({program.line})"
+        if program.not_kept:
+            continue
         if not program.file:
             what = f"the key of {where} is not known: {program.error}"
             problems.append(Problem(options.programs, "programs", what, "mend the program, or remove the row"))

@@ -5,38 +5,58 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, write_below
+from stagec.cli.files import Answer, Options, write_below, write_whole
 from stagec.cli.options import at_least, more_than_0, value
+from stagec.core.messages.errors import mistake
 
 OPTIONS = {
     "program ...": "the program and its arguments, after --: -- python train.py --steps 3",
     "--device DEVICE": 'an NVIDIA device, as in stagec targets ("h100-sxm"), or "cpu"',
     "[--devices DEVICES]": value("how many of them the program sees (default: 1)", 1, at_least(1)),
+    "[--processes PROCESSES]": value(
+        "how many processes run the program, each with its devices, which jax.distributed.initialize() joins (default: 1)",
+        1,
+        at_least(1),
+    ),
     "[--output/-o OUTPUT]": value(
         "the folder for programs.toml and the programs' keys (default: rehearsal)", "rehearsal"
     ),
     "[--compare PROGRAMS]": "an earlier programs.toml: show what differs, and exit with status 1 if anything does",
+    "[--jax-cache FOLDER]": "what aot_programs built of an earlier run: show what the program does not find there, and exit "
+    "with status 1 if that is anything",
+    "[--report FILE.html]": "where to write a page with all programs and what there is to tell of them",
+    "[--values VALUES]": value(
+        "what an NVIDIA device computes: zeros, or cpu for what this machine's CPU computes in its place (default: zeros)",
+        "zeros",
+        choices=("zeros", "cpu"),
+    ),
     "[--seconds SECONDS]": value("end the program after this time", 0.0, more_than_0),
     "[--idle SECONDS]": value("end the program when it has compiled nothing for this time", 0.0, more_than_0),
 }
 
 
 def run(options: Options) -> Answer:
-    from stagec_rehearse import programs, report, running
+    from stagec_rehearse import page, programs, report, running
 
+    if options.values == running.CPU and options.device != running.CPU and options.devices > 1:
+        raise mistake("--values cpu is for one NVIDIA device: leave it out, or rehearse with --device cpu")
     output = Path(options.output)
+    index = programs.entries(options.jax_cache) if options.jax_cache else None
     compared = programs.read(options.compare) if options.compare else None
     earlier = programs.read(str(output / programs.NAME)) if (output / programs.NAME).exists() else None
     budget = earlier.budget if earlier else {}  # people write it, and it stays
     programs.faults(programs.Rehearsal(options.device, options.devices, {}, (), budget))  # before a long run
     with tempfile.TemporaryDirectory(prefix="stagec-rehearsal-") as scratch:
         folder = Path(scratch)
-        variables = running.environment(options.device, options.devices, folder)
-        ended = running.run(options.program, variables, folder, options.seconds, options.idle)
+        variables = running.environment(options.device, options.devices, folder, options.jax_cache, options.values)
+        each = running.joined(variables, options.processes)
+        ended = running.run(options.program, each, folder, options.seconds, options.idle)
         compiled, keys = programs.observed(folder)
         versions = running.versions(folder)
     missing = running.missing(options.device, versions)
-    rehearsal = programs.Rehearsal(options.device, options.devices, versions, compiled, budget)
+    rehearsal = programs.Rehearsal(
+        options.device, options.devices, versions, compiled, budget, options.processes
+    )
     if not missing:
         for digest, key in keys.items():
             write_below(options.output, programs.key_file(digest), [key])
@@ -47,6 +67,9 @@ def run(options: Options) -> Answer:
                 (output / programs.key_file(program.file)).unlink(missing_ok=True)
     differences = programs.changes(compared, rehearsal) if compared else []
     faults = programs.faults(rehearsal)
-    failed = bool(ended.status or missing or faults or differences)
-    said = report.text(rehearsal, ended, differences, faults, missing)
-    return Answer(report.plain(rehearsal, ended, differences, faults, missing), said, int(failed))
+    misses = programs.misses(rehearsal, keys, index) if index is not None and not missing else None
+    told = report.Told(rehearsal, ended, differences, faults, missing, misses)
+    if options.report:
+        write_whole(options.report, page.as_html(told).encode())
+    failed = bool(ended.status or missing or faults or differences or misses)
+    return Answer(report.plain(told), report.text(told), int(failed))
