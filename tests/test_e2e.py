@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 import stagec
 from stagec.bundle.archive import Archive
 from stagec.core.builds import naming
-from tests.building import ROOT, checked, stagec as command
+from tests.building import COMPILER, ROOT, checked, stagec as command
 from tests.nested import NestedBazel, actions, runners, telling
 from tests.signed import write_keys
 from tests.users import needs_isolation
@@ -816,6 +816,72 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
         said = built.refusal("//models:models.gelu.v5e-2x2", *NO_NETWORK)
         assert "compiler/tpu.lock: pip cannot install the packages for CPython " in said
         assert "No matching distribution found for libtpu==" in said
+
+
+def packages_of(workspace: Workspace, repository: str) -> Path:
+    """The packages that Bazel installed in a repository."""
+    external = Path(workspace.run("info", "output_base").stdout.strip()) / "external"
+    return next(path / "site-packages" for path in external.iterdir() if re.split("[+~]", path.name)[-1] == repository)
+
+
+@pytest.fixture
+def without_bazel(built: Workspace, tmp_path: Path) -> Callable[..., dict[str, object]]:
+    """`stagec build` of a copy of the workspace, with Bazel's packages; the weights, which Bazel makes, are in it."""
+    root = tmp_path / "copy"
+    shutil.copytree(built.root, root, ignore=shutil.ignore_patterns("bazel-*"))
+    shutil.copy(built.output("affine.safetensors"), root / "models")
+    packages = [packages_of(built, name) for name in ("stagec_python", "stagec_planning")]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(map(str, [*packages, COMPILER])),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+    def build(*words: str) -> dict[str, object]:
+        done = command("build", "models/models.toml", "--json", *words, cwd=root, env=variables)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, object] = json.loads(done.stdout)
+        return answer
+
+    return build
+
+
+def test_the_same_bytes_without_bazel(
+    built: Workspace, without_bazel: Callable[..., dict[str, object]], tmp_path: Path
+) -> None:
+    answer = without_bazel("--output", str(tmp_path / "models.aot"))
+    assert answer["sha256"] == hashlib.sha256(built.output("models.aot").read_bytes()).hexdigest()
+    assert (tmp_path / "models.aot").read_bytes() == built.output("models.aot").read_bytes()
+
+
+# No namespaces, no network: the rules say the same to Bazel.
+def test_actions_without_bazel_have_bazels_command_lines(
+    built: Workspace, without_bazel: Callable[..., dict[str, object]]
+) -> None:
+    asked = ("StagecExport", "StagecCompile", "StagecGolden", "StagecImports", "StagecBundle")
+    query = " union ".join(f'mnemonic("{one}", deps(//models:models))' for one in asked)
+    done = built.run("aquery", query, "--output=jsonproto", "--include_param_files")
+    assert done.returncode == 0, done.stderr
+    of_bazel = set()
+    for action in json.loads(done.stdout)["actions"]:
+        # Bazel's flags and files of its own, and the seconds of phases, which are for `stagec profile`.
+        words = [word for file in action["paramFiles"] for word in file["arguments"]]
+        words = [re.sub(r"bazel-out/[^/]+/bin/", "stagec-out/", word.replace("//models:", "")) for word in words]
+        of_bazel.add(tuple(normal([word for word in words if word != "//models"])))
+    actions: list[dict[str, list[str]]] = without_bazel("--dry-run")["actions"]  # type: ignore[assignment]
+    own = {tuple(normal(one["arguments"])) for one in actions}
+    assert own == of_bazel
+
+
+def normal(words: list[str]) -> list[str]:
+    """A command line without what only one of both has: declared outputs, profiles, and Bazel's output tree."""
+    kept, words = [], list(words)
+    while words:
+        word = words.pop(0)
+        if word in ("--declared", "--profile"):
+            words.pop(0)
+        elif not word.startswith("--import-root=bazel-out"):
+            kept.append(word.replace("stagec-out/models/affine.safetensors", "models/affine.safetensors"))
+    return kept
 
 
 # Signing fetches what signs: it comes after the test that nothing else does.

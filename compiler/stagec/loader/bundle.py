@@ -211,6 +211,10 @@ class Bundle(Mapping[str, Function]):
             raise self._unknown(name, self._families)
         return self._function(name)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        has = name in self.__dict__.get("_families", ())
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}" + f': write bundle["{name}"]' * has)
+
     def __contains__(self, name: object) -> bool:
         return name in self._families
 

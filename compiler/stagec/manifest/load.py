@@ -137,7 +137,7 @@ def _read(path: Path, file: str) -> dict[str, Any]:
     try:
         return toml.parse(text)
     except tomllib.TOMLDecodeError as error:
-        raise StagecError(Problem(file, "", f"not TOML: {error}", "see https://toml.io for the syntax")) from None
+        raise StagecError(Problem(file, "", *toml.explained(error, text))) from None
     except ValueError as error:
         raise StagecError(Problem(file, "", str(error))) from None
 
