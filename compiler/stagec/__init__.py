@@ -9,8 +9,8 @@ Running what was built needs numpy and jaxlib:
 - `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
-`build(manifest)` builds and loads the bundle of a manifest, as `stagec build` does. Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the
-others.
+`build(manifest)` makes the bundle of a manifest, as `stagec build` does, and opens it. Tracing needs JAX: `jit(fun)` is
+a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the others.
 The extension `stagec_arrays` traces without it: `jit(fun, frontend="arrays")`. `Mesh`, `NamedSharding` and
 `PartitionSpec` say how arrays are split over devices. The classes are those of
 https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/latest/jax.export.html.

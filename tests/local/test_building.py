@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ import stagec
 from stagec.local import environment
 from stagec.local.store import Store
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand
-from tests.users import isolation, needs_isolation, refusing, where, WAYS
+from tests.users import WAYS, isolation, needs_isolation, where
 
 MANIFEST = """
 [manifest]
@@ -49,7 +48,12 @@ golden = { seed = 1 }
 """
 SOURCES = {
     "models/m.toml": MANIFEST,
-    "models/f.py": "import jax.numpy as jnp\nfrom models import shared\n\ndef double(x):\n    return jnp.sin(x) * shared.TWO\n",
+    "models/f.py": """import jax.numpy as jnp
+from models import shared
+
+def double(x):
+    return jnp.sin(x) * shared.TWO
+""",
     "models/g.py": "def shift(x):\n    return x + 1\n",
     "models/shared.py": "TWO = 2\n",
     "models/other.py": "TEN = 10\n",
@@ -127,7 +131,7 @@ def test_the_bundle_is_the_one_of_its_commands(built: Workspace, tmp_path: Path)
     by_hand = build_by_hand("models/m.toml", out, built.root)
     assert (built.root / "m.aot").read_bytes() == by_hand.read_bytes()
     x = np.ones(2, np.float32)
-    assert np.array_equal(stagec.load(built.root / "m.aot")["double"](x), np.sin(x) * 2)
+    assert np.allclose(stagec.load(built.root / "m.aot")["double"](x), np.sin(x) * 2)
 
 
 def test_an_edit_runs_what_it_changes(built: Workspace) -> None:
@@ -150,7 +154,10 @@ def test_an_edit_runs_what_it_changes(built: Workspace) -> None:
     assert built.build() == {"action bundle m"}
     built.write("models/shared/__init__.py", "TWO = 5\n")  # a package comes before the module
     assert built.build() == {"action imports m.imports", exported, *compiled, "action bundle m"}
-    assert shift not in built.build()
+    (built.root / "models" / "shared" / "__init__.py").unlink()
+    (built.root / "models" / "shared").rmdir()
+    built.replace("models/m.toml", 'args = ["f32[3]"]', 'args = ["f32[4]"]')  # and the imports are as before
+    assert shift in built.build()
 
 
 def test_another_place_and_time_change_nothing(built: Workspace, tmp_path: Path) -> None:
@@ -162,7 +169,10 @@ def test_another_place_and_time_change_nothing(built: Workspace, tmp_path: Path)
 
 
 def test_a_part_of_a_manifest(built: Workspace) -> None:
-    assert built.build("--function", "shift", "--output", "part/shift.aot") == {"action imports m.imports", "action bundle m"}
+    assert built.build("--function", "shift", "--output", "part/shift.aot") == {
+        "action imports m.imports",
+        "action bundle m",
+    }
     assert list(stagec.load(built.root / "part" / "shift.aot")) == ["shift"]
     said = built.refusal("--function", "shifts", "--target", "cpu2")
     assert said == (
@@ -184,7 +194,7 @@ def test_what_would_run(built: Workspace) -> None:
     built.write("models/shared.py", "TWO = 4\n")
     lines = built.run("--dry-run").stdout.splitlines()
     assert [line.split() for line in lines[:2]] == [["run", "imports", "m.imports"], ["maybe", "export", "m.double"]]
-    assert built.build("--dry-run") if False else built.run("--dry-run").stdout.splitlines() == lines
+    assert built.run("--dry-run").stdout.splitlines() == lines
 
 
 def test_a_mistake_is_said_once(built: Workspace) -> None:
@@ -203,8 +213,10 @@ def test_a_mistake_is_said_once(built: Workspace) -> None:
 
 def test_an_action_sees_what_is_declared(built: Workspace) -> None:
     built.write("models/scale.txt", "3")
-    built.write("models/g.py", "SCALE = float(open('models/scale.txt').read())\n\ndef shift(x):\n    return x + SCALE\n")
-    assert "models/scale.txt is not an input of this action" in built.refusal("--keep-going", status=1 + 1)
+    built.write(
+        "models/g.py", "SCALE = float(open('models/scale.txt').read())\n\ndef shift(x):\n    return x + SCALE\n"
+    )
+    assert "models/scale.txt is not an input of this action" in built.refusal("--keep-going")
     assert "action export m.shift" in built.build("--data", "models/scale.txt")
     before = built.sha256()
     built.write("models/scale.txt", "4")
@@ -237,7 +249,7 @@ def test_a_build_that_is_killed_leaves_nothing_half_written(finished: Workspace,
         process.kill()
         process.wait()
     assert not (workspace.root / "m.aot").exists()
-    assert workspace.run().returncode == 0
+    workspace.build()
     assert workspace.sha256() == finished.sha256()
     assert not list(builds.iterdir())
     blobs = [path for path in (workspace.cache / "stagec" / "blobs").glob("*/*") if not path.name.startswith(".")]
@@ -286,9 +298,9 @@ def test_in_a_notebook(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> Non
     bundle = stagec.build("m.toml", "m.aot", functions=["shift"])
     assert np.array_equal(bundle["shift"](np.zeros(3, np.float32)), np.ones(3, np.float32))
     built.write("models/g.py", "def shift(y):\n    return z\n")
-    with pytest.raises(stagec.StagecError, match="functions.shift"):
+    with pytest.raises(stagec.StagecError, match=r"functions\.shift"):
         stagec.build("m.toml")
-    with pytest.raises(stagec.StagecError, match="x.toml: cannot be read: No such file"):
+    with pytest.raises(stagec.StagecError, match=r"x\.toml: cannot be read: No such file"):
         stagec.build("x.toml")
 
 

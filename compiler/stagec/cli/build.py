@@ -18,8 +18,8 @@ OPTIONS = {
     "[--artifacts FOLDER]": "where to write exported artifacts, executables and their descriptions too",
     "[--function NAME]...": "build only this function: the bundle has no other",
     "[--target NAME]...": "build only for this target: the bundle has no other",
-    "[--root FOLDER]": "the workspace, from which functions import (default: the nearest folder above the manifest with "
-    "MODULE.bazel, WORKSPACE, pyproject.toml or .git, else this folder)",
+    "[--root FOLDER]": "the workspace, from which functions import (default: the nearest folder above the manifest "
+    "with MODULE.bazel, WORKSPACE, pyproject.toml or .git, else this folder)",
     "[--import-root FOLDER]...": "one more folder below which modules are found, relative to the workspace",
     "[--data PATH]...": "a file or folder that tracing reads, relative to the workspace; Python sources are known",
     **PLUGINS,

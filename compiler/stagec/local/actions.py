@@ -18,8 +18,8 @@ OUT = "stagec-out"
 class Action:
     """One run of a command of stagec. Paths are relative to the execution root.
 
-    name: of the artifact. command: such as "action export". arguments: of it, but for the names of outputs that a worker
-    gets. inputs: files that it reads, made by other actions or not. outputs: files that it writes.
+    name: of the artifact. command: such as "action export". arguments: of it, but for the outputs that a worker is
+    told of. inputs: files that it reads, made by other actions or not. outputs: files that it writes.
     runs_model: whether it may read the sources too, and lists those that it did not read in `unread`.
     platform: whose compiler it needs.
     """
@@ -103,11 +103,9 @@ def build(
     roots = [f"--import-root={root}" for root in import_roots]
     written = {f"{paths.made(one['name'])}.spec.json": _to_json(one["spec"]) for one in (*exports, *executables)}
     written[paths.names] = "".join(f"{path}\n" for path in sources)
-    actions = [_imports(paths, exports, roots, sources)]
-    for export in exports:
-        actions.append(_export(paths, export, roots))
-    for executable in executables:
-        actions.append(_compile(paths, plan, executable, any(e["spec"]["devices"] for e in exports if e["name"] == executable["export"]), folder))
+    lowered = {one["name"] for one in exports if one["spec"]["devices"]}
+    actions = [_imports(paths, exports, roots, sources), *(_export(paths, export, roots) for export in exports)]
+    actions += [_compile(paths, executable, executable["export"] in lowered, folder) for executable in executables]
     actions += [_golden(paths, export, roots) for export in exports if export["spec"]["golden"]]
     weights = {w["file"]: w["external"] for one in exports for w in one["spec"]["bind"].values()}
     beside = [file for file, external in weights.items() if external]
@@ -142,7 +140,9 @@ def _to_json(spec: object) -> str:
     return json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _imports(paths: Paths, exports: Sequence[Mapping[str, Any]], roots: Sequence[str], sources: Sequence[str]) -> Action:
+def _imports(
+    paths: Paths, exports: Sequence[Mapping[str, Any]], roots: Sequence[str], sources: Sequence[str]
+) -> Action:
     words = ["--names", paths.names, *roots]
     for export in exports:
         words += ["--function", paths.looked(export["name"]), ",".join(modules_of(export["spec"]))]
@@ -150,7 +150,16 @@ def _imports(paths: Paths, exports: Sequence[Mapping[str, Any]], roots: Sequence
     return Action(f"{paths.name}.imports", "action imports", words, [paths.names, *sources], looked)
 
 
-def _model(paths: Paths, name: str, command: str, words: Sequence[str], inputs: Sequence[str], outputs: Sequence[str], export: str, plugins: Sequence[str]) -> Action:
+def _model(
+    paths: Paths,
+    name: str,
+    command: str,
+    words: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    export: str,
+    plugins: Sequence[str],
+) -> Action:
     """Return an action that runs a model."""
     looked = ["--names", paths.names, "--imports", paths.looked(export), "--unread", f"{outputs[0]}.unread"]
     platform = "cuda" if "cuda" in plugins else "cpu"
@@ -168,7 +177,7 @@ def _export(paths: Paths, export: Mapping[str, Any], roots: Sequence[str]) -> Ac
     return _model(paths, name, "action export", words, inputs, [*written.values()], name, export["spec"]["plugins"])
 
 
-def _compile(paths: Paths, plan: Mapping[str, Any], executable: Mapping[str, Any], lowered: bool, folder: str) -> Action:
+def _compile(paths: Paths, executable: Mapping[str, Any], lowered: bool, folder: str) -> Action:
     name, spec = executable["name"], executable["spec"]
     stem, exported = paths.made(name), paths.made(executable["export"])
     platform = spec["target"]["platform"]
@@ -177,7 +186,12 @@ def _compile(paths: Paths, plan: Mapping[str, Any], executable: Mapping[str, Any
     if lowered and platform != "cpu":
         inputs.append(f"{exported}.lowered")
         words += ["--lowered", inputs[-1]]
-    suffixes = {"--output": "xla", "--description": "json", "--module": "stablehlo.mlirbc", "--inventory": "inventory.json"}
+    suffixes = {
+        "--output": "xla",
+        "--description": "json",
+        "--module": "stablehlo.mlirbc",
+        "--inventory": "inventory.json",
+    }
     written = {option: f"{stem}.{suffix}" for option, suffix in suffixes.items()}
     words += _flat(written)
     if platform == "cpu":
@@ -190,7 +204,12 @@ def _golden(paths: Paths, export: Mapping[str, Any], roots: Sequence[str]) -> Ac
     stem = paths.made(name)
     inputs = [f"{stem}.spec.json", f"{stem}.exported", f"{stem}.exported.json"]
     output = f"{stem}.golden.safetensors"
-    words = [*_flat(dict(zip(("--spec", "--exported", "--description"), inputs, strict=True))), "--output", output, *roots]
+    words = [
+        *_flat(dict(zip(("--spec", "--exported", "--description"), inputs, strict=True))),
+        "--output",
+        output,
+        *roots,
+    ]
     for weights in dict.fromkeys(weights["file"] for weights in spec["bind"].values()):
         words += ["--weights", f"{weights}={paths.source(weights)}"]
         inputs.append(paths.source(weights))

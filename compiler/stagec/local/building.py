@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, nearest
 from stagec.core.messages.progress import Progress
 from stagec.local import actions, environment
-from stagec.local.actions import Build, Paths
+from stagec.local.actions import Paths
 from stagec.local.running import Outcome, Runner, Workspace
 from stagec.local.store import Digests, Store, default_folder
 
@@ -65,9 +65,7 @@ class Local:
         _check(self.plan, wanted, manifest)
         paths = Paths(self.plan, self.folder)
         sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
-        self.build = actions.build(
-            self.plan, self.folder, import_roots, sources, wanted.functions, wanted.targets
-        )
+        self.build = actions.build(self.plan, self.folder, import_roots, sources, wanted.functions, wanted.targets)
         workspace = Workspace(self.root, sources, packages, facts, wanted.plugins)
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
 
@@ -94,7 +92,9 @@ class Local:
         """Return what the bundle depends on, as Make and Ninja read it. Paths are relative to this folder."""
         files = {*self.inputs, *self.runner.outcome.reads, *self.build.weights}
         words = [os.path.relpath(self.root / path) for path in sorted(files)]
-        escaped = [word.replace("\\", "\\\\").replace(" ", "\\ ").replace("#", "\\#").replace("$", "$$") for word in words]
+        escaped = [
+            word.replace("\\", "\\\\").replace(" ", "\\ ").replace("#", "\\#").replace("$", "$$") for word in words
+        ]
         # An empty rule for each: a source that is removed must not stop Make.
         listed = "".join(f" \\\n  {word}" for word in escaped)
         return f"{output}:{listed}\n" + "".join(f"\n{word}:\n" for word in escaped)
@@ -114,9 +114,10 @@ def build(
     """Build a manifest and load its bundle, as `stagec build` does; needs JAX and pydantic.
 
     output: where to write the bundle; None: NAME.aot in this folder. functions, targets: names of those to build; none:
-    all. root: the workspace, from which functions import; None: the nearest folder above the manifest with MODULE.bazel,
-    WORKSPACE, pyproject.toml or .git, else this folder. import_roots: more folders to import from, and data: files and
-    folders that tracing reads, relative to it. jobs: processes at a time; None: one for each core, up to 4.
+    all. root: the workspace, from which functions import; None: the nearest folder above the manifest that has
+    MODULE.bazel, WORKSPACE, pyproject.toml or .git, else this folder. import_roots: more folders to import from, and
+    data: files and folders that tracing reads, relative to it. jobs: actions at a time; None: one for each core, up
+    to 4.
     Raises StagecError with all that is wrong with manifest and functions.
     """
     from stagec.loader.load import load
@@ -140,7 +141,9 @@ def _root(wanted: Wanted) -> Path:
     if wanted.root is not None:
         root = Path(os.path.realpath(wanted.root))
         if root not in manifest.parents:
-            raise mistake(f"--root {wanted.root}: {wanted.manifest} is not below it", "name the folder of the workspace")
+            raise mistake(
+                f"--root {wanted.root}: {wanted.manifest} is not below it", "name the folder of the workspace"
+            )
         return root
     for folder in manifest.parents:
         if any((folder / mark).exists() for mark in _MARKS):
@@ -197,7 +200,7 @@ def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
         others = [release for release in plan["jaxlib"].get(name, ()) if release != _version("jaxlib")]
         if others or target.get("architecture", _HERE) != _HERE:
             what = f"jaxlib {', '.join(others)}" if others else f"code for {target['architecture']}"
-            write = f"build it with Bazel, which installs that (docs/fleet.md), or leave it out: --target"
+            write = "build it with Bazel, which installs that (docs/fleet.md), or leave it out: --target"
             problems.append(Problem(manifest, f"targets.{name}", f"{what} takes another Python environment", write))
     if problems:
         raise StagecError(*problems)
@@ -246,5 +249,3 @@ def _link(source: Path, target: Path) -> None:
     temporary = target.with_name(f".stagec.{os.urandom(8).hex()}")
     temporary.symlink_to(source.resolve())
     temporary.replace(target)
-
-

@@ -99,5 +99,7 @@ class Pool:
 
     def _alone(self, action: Action) -> Response:
         words = [*environment.command(), *action.command.split(), *action.arguments]
-        done = subprocess.run(words, cwd=self.root, env=self._variables("cpu"), capture_output=True, text=True)
+        done = subprocess.run(
+            words, cwd=self.root, env=self._variables("cpu"), check=False, capture_output=True, text=True
+        )
         return Response(done.returncode, done.stdout + done.stderr)

@@ -72,7 +72,8 @@ class Runner:
         }
         self.outcome = Outcome()
         self.outcome.made = {
-            path: (hashlib.sha256(text.encode()).hexdigest(), len(text.encode())) for path, text in build.written.items()
+            path: (hashlib.sha256(text.encode()).hexdigest(), len(text.encode()))
+            for path, text in build.written.items()
         }
 
     def undone(self) -> Iterator[tuple[Action, bool]]:
@@ -106,7 +107,7 @@ class Runner:
                 while goes_on and len(running) < jobs and (action := self._next(waiting)):
                     if pool.root is None:
                         pool.root = self._fill(stack.enter_context(self._store.execution_root()))
-                    self._place(action.inputs, pool.root)
+                    self._place(self._seen(action), pool.root)
                     progress.total = len(self.outcome.ran) + len(running) + 1 + len(waiting)
                     progress.step(self._line([*running.values(), action], len(waiting), jobs))
                     running[executor.submit(pool.run, action, self._seen(action))] = action

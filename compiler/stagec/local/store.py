@@ -66,24 +66,24 @@ class Store:
             os.utime(path)  # `trim` removes what nobody has asked for
         except (OSError, ValueError):
             return []
-        return [Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, s) for reads, outputs, s in found]
+        return [
+            Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, s) for reads, outputs, s in found
+        ]
 
     def has(self, made: Made) -> bool:
         """Return whether all outputs are there."""
-        for digest, size in made.outputs.values():
-            try:
-                if self._blob(digest).stat().st_size != size:
-                    return False
-                os.utime(self._blob(digest))
-            except OSError:
-                return False
-        return True
+        try:
+            return all(self._blob(digest).stat().st_size == size for digest, size in made.outputs.values())
+        except OSError:
+            return False
 
     def place(self, digest: str, path: Path) -> None:
-        """Let a file be at a path of an execution root too, unless something is: a link, which nobody may write to."""
+        """Let a file be at a path of an execution root too, unless something is."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Not a hard link: to make or to remove one changes the state of the file, and a worker would say that an input
+        # has changed in the middle of an action of another build.
         with contextlib.suppress(FileExistsError):
-            os.link(self._blob(digest), path)
+            path.symlink_to(self._blob(digest))
 
     def keep(self, key: str, root: Path, outputs: Sequence[str], reads: Mapping[str, str], seconds: float) -> Made:
         """Take the outputs of an action that are there, and remember them. Raises StagecError: a full disk."""
@@ -97,11 +97,12 @@ class Store:
                 blob = self._blob(digest)
                 blob.parent.mkdir(exist_ok=True)
                 path.chmod(0o444)
-                # A file that is there may be cut off, if the machine lost its power: the new one stands.
-                temporary = blob.with_name(f".{os.urandom(8).hex()}")
-                os.link(path, temporary)
-                temporary.replace(blob)
-                temporary.unlink(missing_ok=True)  # it stays where both are one file already
+                # A file that is there stays: another build may read it. It is cut off if the machine lost its power.
+                if blob.exists() and digest_of(blob) == digest:
+                    path.unlink()
+                else:
+                    path.rename(blob)
+                self.place(digest, path)
                 taken[name] = digest, size
             made = Made(reads, taken, seconds)
             others = [other for other in self.find(key) if other.reads != reads]
@@ -127,16 +128,18 @@ class Store:
     def execution_root(self) -> Iterator[Path]:
         """Make an empty folder for a build, and remove it; and those of builds that were killed."""
         builds = self.folder / "builds"
-        for other in builds.iterdir():
-            with contextlib.suppress(OSError), _lock(other, wait=False):
-                shutil.rmtree(other)
-        with _blaming(builds):
+        with _blaming(builds), _lock(builds):  # or another build would remove it before it is held
+            for other in builds.iterdir():
+                with contextlib.suppress(OSError), _lock(other, fcntl.LOCK_NB):
+                    shutil.rmtree(other)
             root = Path(tempfile.mkdtemp(dir=builds))
-        try:
-            with _lock(root, wait=True):
+            held = contextlib.ExitStack()
+            held.enter_context(_lock(root))
+        with held:
+            try:
                 yield root
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
+            finally:
+                shutil.rmtree(root, ignore_errors=True)
 
     def digests(self, name: str) -> Digests:
         """Return the digests that are remembered of the files of a workspace or an environment."""
@@ -154,7 +157,7 @@ class Digests:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
-        self._known: dict[str, tuple[list[int], str]] = {}
+        self._known: dict[str, tuple[list[int], str]] = {}  # pairs are lists, as JSON has them
         self._taken: dict[str, tuple[list[int], str]] = {}
         with contextlib.suppress(OSError, ValueError):
             self._known = json.loads((store.folder / name).read_bytes())
@@ -183,7 +186,7 @@ class Digests:
         """Remember them."""
         old = time.time_ns() - int(_FRESH * 1e9)
         lasting = {path: one for path, one in self._taken.items() if max(one[0][-2:]) < old}
-        if any(self._known.get(path) != list(one) for path, one in lasting.items()):
+        if any(one != tuple(self._known.get(path, ())) for path, one in lasting.items()):
             with contextlib.suppress(OSError):
                 self._store._write(self._name, {**self._known, **lasting})
 
@@ -200,11 +203,14 @@ def _state(path: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def _lock(folder: Path, wait: bool) -> Iterator[None]:
-    """Hold a folder; the kernel lets it go when this process ends. Raises OSError if another one has it."""
+def _lock(folder: Path, how: int = 0) -> Iterator[None]:
+    """Hold a folder; the kernel lets it go when this process ends.
+
+    how: LOCK_NB, to raise OSError if another process has it, and not to wait.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
         yield
     finally:
         os.close(descriptor)

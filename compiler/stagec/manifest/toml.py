@@ -70,7 +70,9 @@ def explained(error: tomllib.TOMLDecodeError, text: str) -> tuple[str, str]:
             return f"{where}the table [{table}] is there twice", "join the two, or give one of them another name"
         if said[1] == "Cannot overwrite a value":
             key = line.partition("=")[0].strip() if "=" in line else ""
-            return f"{where}the key {key} is there twice".replace("key  is", "key of this value is"), "keep one of the two"
+            return f"{where}the key {key} is there twice".replace(
+                "key  is", "key of this value is"
+            ), "keep one of the two"
         if said[1] == r"Illegal character '\n'":
             return f"{where}the string has no quote at its end", "end it with the quote that it begins with"
     return f"not TOML: {error}", "see https://toml.io for the syntax"

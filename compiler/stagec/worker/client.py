@@ -22,7 +22,7 @@ class Client:
 
     def __init__(self, command: Sequence[str], root: Path, environment: Mapping[str, str]) -> None:
         """Start it. command: the words that run the command of stagec. root: the execution root."""
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `wait` closes it
         self._process = subprocess.Popen(
             [*command, "--persistent_worker"],
             cwd=root,
@@ -36,7 +36,8 @@ class Client:
     def run(self, arguments: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> Response:
         """Have it do an action. All paths are relative to the execution root; only `outputs` are taken from it."""
         declared = [word for path in outputs for word in ("--declared", path)]
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write(Request((*arguments, *declared), tuple(inputs)).encode())
             self._process.stdin.flush()

@@ -9,7 +9,7 @@ import os
 import select
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 from stagec.core.data import wire
 
@@ -54,7 +54,7 @@ class Response:
         return _framed([wire.Record(2, 2, self.output.encode("utf-8", "replace"))], numbers)
 
     @classmethod
-    def read(cls, file: BinaryIO) -> Response:
+    def read(cls, file: IO[bytes]) -> Response:
         """Wait for a response. Raises EOFError if the worker is gone."""
         length = b""
         while not length or length[-1] & 0x80:
@@ -126,7 +126,7 @@ def _framed(records: Sequence[wire.Record], numbers: Mapping[int, int]) -> bytes
     return wire.write_varint(len(message)) + message
 
 
-def _exactly(file: BinaryIO, size: int) -> bytes:
+def _exactly(file: IO[bytes], size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
         raise EOFError

@@ -237,9 +237,24 @@ def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tup
 
 
 _MEANT = {
-    **{"float": "f32", "single": "f32", "double": "f64", "half": "f16", "fp32": "f32", "fp16": "f16", "fp64": "f64"},
-    **{"bfloat": "bf16", "fp8": "f8_e4m3fn", "int": "i32", "long": "i64", "uint": "u32", "byte": "u8", "char": "u8"},
-    **{"complex": "c64", "boolean": "bool", "pred": "bool", "key": "key<fry>"},
+    "float": "f32",
+    "single": "f32",
+    "double": "f64",
+    "half": "f16",
+    "fp32": "f32",
+    "fp16": "f16",
+    "fp64": "f64",
+    "bfloat": "bf16",
+    "fp8": "f8_e4m3fn",
+    "int": "i32",
+    "long": "i64",
+    "uint": "u32",
+    "byte": "u8",
+    "char": "u8",
+    "complex": "c64",
+    "boolean": "bool",
+    "pred": "bool",
+    "key": "key<fry>",
 }
 """Names that other libraries have, and the dtype that most of their readers mean."""
 
