@@ -8,6 +8,7 @@ Modules: `cli/build.py`, `local/actions.py`, `local/building.py`, `local/environ
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,10 @@ import stagec
 from stagec.local import environment
 from stagec.local.store import Store
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand
+from tests.test_readme import commands, files
 from tests.users import WAYS, isolation, needs_isolation, where
 
+PAGE = files("docs/without-bazel.md")
 MANIFEST = """
 [manifest]
 name = "m"
@@ -89,6 +92,15 @@ class Workspace:
         done = self.run("--json", *words)
         assert done.returncode == 0, done.stderr
         return set(json.loads(done.stdout)["ran"])
+
+    def shell(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Run a line of a shell that has a command stagec."""
+        programs = self.cache.parent / "bin"
+        programs.mkdir(exist_ok=True)
+        (programs / "stagec").write_text(f'#!/bin/sh\nexec {shlex.join(self.words[:-2])} "$@"\n')
+        (programs / "stagec").chmod(0o755)
+        variables = {**self.environment, "PATH": f"{programs}:{os.environ['PATH']}"}
+        return subprocess.run(["sh", "-c", line], cwd=self.root, env=variables, capture_output=True, text=True)
 
     def refusal(self, *words: str, status: int = 2) -> str:
         """What the build says that fails."""
@@ -268,6 +280,23 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     assert not list((workspace.cache / "stagec" / "builds").iterdir())
 
 
+@pytest.mark.parametrize("size", ["16k", "64k", "120k", "180k"])
+def test_a_full_disk(size: str, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.cache.mkdir()
+    command: list[str | Path] = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", workspace.cache]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system takes root")
+    try:
+        done = workspace.run("--jobs", "1")
+    finally:
+        subprocess.run(["umount", "-l", workspace.cache], check=True)
+    assert done.returncode in (1, 2)
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (workspace.root / "m.aot").exists()
+
+
 def test_a_damaged_store_is_noticed(built: Workspace) -> None:
     blob = built.cache / "stagec" / "blobs" / built.sha256()[:2] / built.sha256()[2:]
     blob.chmod(0o644)
@@ -304,29 +333,15 @@ def test_in_a_notebook(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> Non
         stagec.build("x.toml")
 
 
-MAKEFILE = """
-m.aot:
-	$(STAGEC) --output $@ --depfile m.d
--include m.d
-"""
-NINJA = """
-rule stagec
-  command = $$STAGEC --output $out --depfile $out.d
-  depfile = $out.d
-build m.aot: stagec
-"""
-
-
-@pytest.mark.parametrize(("program", "file", "text"), [("make", "Makefile", MAKEFILE), ("ninja", "build.ninja", NINJA)])
-def test_make_and_ninja_know_what_a_bundle_depends_on(program: str, file: str, text: str, built: Workspace) -> None:
+@pytest.mark.parametrize(("program", "file"), [("make", "Makefile"), ("ninja", "build.ninja")])
+def test_make_and_ninja_know_what_a_bundle_depends_on(program: str, file: str, built: Workspace) -> None:
+    """They run the recipes of the page."""
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
-    built.write(file, text)
-    (built.root / "m.aot").unlink()
-    variables = {**built.environment, "STAGEC": " ".join(built.words), "PATH": os.environ["PATH"]}
+    built.write(file, PAGE[file].replace("models/models.toml", "models/m.toml"))
 
     def ran() -> bool:
-        done = subprocess.run([program, "m.aot"], cwd=built.root, env=variables, capture_output=True, text=True)
+        done = built.shell(f"{program} build/models.aot")
         assert done.returncode == 0, done.stdout + done.stderr
         return "actions ran" in done.stdout
 
@@ -339,6 +354,19 @@ def test_make_and_ninja_know_what_a_bundle_depends_on(program: str, file: str, t
     (built.root / "models" / "shared.py").unlink()
     built.write("models/f.py", "def double(x):\n    return x * 2\n")
     assert ran()
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """Its files, and its commands in their order."""
+    workspace = Workspace(tmp_path, PAGE)
+    for line in [*commands("docs/without-bazel.md"), f"{shlex.join(PYTHON)} notebook.py"]:
+        if shutil.which(line.split()[0]) or line.startswith("stagec"):
+            done = workspace.shell(line)
+            assert (done.returncode, done.stderr) == (0, ""), line
+    assert done.stdout == "(32, 10)\n"
+    assert {"models.predict.exported", "models.predict.cpu-avx2.batch32.xla"} <= {
+        path.name for path in (workspace.root / "build" / "all").iterdir()
+    }
 
 
 def test_the_packages_are_in_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
