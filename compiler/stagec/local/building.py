@@ -20,7 +20,7 @@ from stagec.local.store import Digests, Store, default_folder
 if TYPE_CHECKING:
     from stagec.loader.bundle import Bundle
 
-_MARKS = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel", "pyproject.toml", ".git")
+MARKS = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel", "pyproject.toml", ".git")
 """What only the folder of a workspace has."""
 _HERE = os.uname().machine
 _JOBS = 4
@@ -31,7 +31,7 @@ _JOBS = 4
 class Wanted:
     """What to build.
 
-    manifest: its path. root: the workspace; None: the nearest folder above the manifest with one of `_MARKS`, else this
+    manifest: its path. root: the workspace; None: the nearest folder above the manifest with one of `MARKS`, else this
     one. import_roots: more folders below which modules are found, relative to it. data: files and folders that tracing
     reads, besides sources. functions, targets: those to build; none: all. plugins: platform -> folder of packages.
     """
@@ -111,14 +111,25 @@ def build(
     data: Sequence[str] = (),
     jobs: int | None = None,
 ) -> Bundle:
-    """Build a manifest and load its bundle, as `stagec build` does; needs JAX and pydantic.
+    """Build a manifest without Bazel, and load its bundle, as `stagec build` does. It needs JAX and pydantic.
 
-    output: where to write the bundle; None: NAME.aot in this folder. functions, targets: names of those to build; none:
-    all. root: the workspace, from which functions import; None: the nearest folder above the manifest that has
-    MODULE.bazel, WORKSPACE, pyproject.toml or .git, else this folder. import_roots: more folders to import from, and
-    data: files and folders that tracing reads, relative to it. jobs: actions at a time; None: one for each core, up
-    to 4.
-    Raises StagecError with all that is wrong with manifest and functions.
+    manifest: its path.
+    output: where to write the bundle; None: NAME.aot in this folder.
+    functions: names of those to build; all, if there is none.
+    targets: the same of targets.
+    root: the workspace, from which functions import; None: the nearest folder above the manifest that has MODULE.bazel,
+        WORKSPACE, pyproject.toml or .git, else this folder.
+    import_roots: more folders to import from, relative to the workspace.
+    data: files and folders that tracing reads, relative to it.
+    jobs: actions at a time; None: one for each core, up to 4.
+
+    Raises StagecError with all that is wrong with the manifest and its functions.
+
+    >>> import numpy as np
+    >>> bundle = stagec.build("models/models.toml", targets=["cpu-avx2"])
+    >>> params = {"w": np.ones((64, 10), np.float32), "b": np.zeros(10, np.float32)}
+    >>> bundle["predict"](params, np.zeros((32, 64), np.float32)).shape
+    (32, 10)
     """
     from stagec.loader.load import load
 
@@ -146,7 +157,7 @@ def _root(wanted: Wanted) -> Path:
             )
         return root
     for folder in manifest.parents:
-        if any((folder / mark).exists() for mark in _MARKS):
+        if any((folder / mark).exists() for mark in MARKS):
             return folder
     here = Path.cwd()
     return here if here in manifest.parents else manifest.parent

@@ -57,6 +57,7 @@ def parse(text: str) -> dict[str, Any]:
     raise ValueError(too_deep)
 
 
+_END = "end it with the quote that it begins with"
 _AT_LINE = re.compile(r"(.*) \(at line (\d+), column \d+\)")
 
 
@@ -74,7 +75,9 @@ def explained(error: tomllib.TOMLDecodeError, text: str) -> tuple[str, str]:
                 "key  is", "key of this value is"
             ), "keep one of the two"
         if said[1] == r"Illegal character '\n'":
-            return f"{where}the string has no quote at its end", "end it with the quote that it begins with"
+            return f"{where}the string has no quote at its end", _END
+    if str(error).startswith("Unterminated string"):
+        return "not TOML: the last string has no quote at its end", _END
     return f"not TOML: {error}", "see https://toml.io for the syntax"
 
 
