@@ -855,10 +855,10 @@ def test_the_same_bytes_without_bazel(
 
 
 def words_of(action: dict[str, Any]) -> tuple[str, ...]:
-    """The command line of an action of Bazel's, as `stagec build` has it.
+    """The command line of Bazel for an action, as `stagec build` has it.
 
-    Left out are Python and its flags, what a worker is told of outputs, Bazel's tree of generated sources, and the
-    seconds of phases, which are for `stagec profile`.
+    Left out are Python and its flags, the names of outputs for a worker, the tree of generated sources, and the seconds
+    of phases, which are for `stagec profile`.
     """
     words = list(action.get("arguments", ()))
     files = [file for file in action.get("paramFiles", ()) if file["execPath"].endswith(".params")]

@@ -99,7 +99,7 @@ def test_an_option_that_would_change_nothing_is_refused(words: list[str], said: 
 
 @pytest.mark.parametrize("command", ["export", "compile"])
 def test_a_wrong_spec_is_said(command: str, tmp_path: Path) -> None:
-    """Its file is named, and what to give: a manifest is no spec, and a plan has many."""
+    """Its file is named, and what to give: a manifest has none, and a plan many."""
     (tmp_path / "m.toml").write_text("[manifest]\n")
     (tmp_path / "plan.json").write_text("{}")
     for file in ("m.toml", "plan.json", "missing.json"):

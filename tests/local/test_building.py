@@ -1,6 +1,7 @@
 """Builds without Bazel: what they write, what an edit runs again, and what becomes of one that is interrupted.
 
 tests/test_e2e.py compares bytes and command lines with those of Bazel.
+
 Modules: `cli/build.py`, `local/actions.py`, `local/building.py`, `local/environment.py`, `local/pool.py`,
 `local/running.py`, `local/store.py`, `worker/client.py`.
 """

@@ -48,7 +48,7 @@ def run(options: Options) -> Answer:
     outcome = local.run(options.jobs, options.keep_going)
     for text in (*outcome.said, *outcome.failed):
         sys.stderr.write(printable(text))
-    answer = {"ran": [" ".join(one) for one in outcome.ran], "kept": outcome.kept}
+    answer = {"ran": [" ".join(action) for action in outcome.ran], "kept": outcome.kept}
     if outcome.failed:
         return Answer({**answer, "output": None}, "", max(outcome.failed.values()))
     output = options.output or f"{local.plan['bundle']['name']}.aot"
@@ -64,8 +64,15 @@ def run(options: Options) -> Answer:
 def _dry_run(local: Local) -> Answer:
     undone = [(action, known) for action, known in local.runner.undone()]
     value = [
-        {"name": one.name, "command": one.command, "arguments": list(one.arguments), "outputs": list(one.outputs)}
-        for one in local.build.actions
+        {
+            "name": action.name,
+            "command": action.command,
+            "arguments": list(action.arguments),
+            "outputs": list(action.outputs),
+        }
+        for action in local.build.actions
     ]
-    lines = [f"{'run' if known else 'maybe':<6}{one.command.split()[-1]:<18}{one.name}\n" for one, known in undone]
-    return Answer({"actions": value, "run": [one.name for one, _ in undone]}, "".join(lines) or "nothing to do\n")
+    lines = [
+        f"{'run' if known else 'maybe':<6}{action.command.split()[-1]:<18}{action.name}\n" for action, known in undone
+    ]
+    return Answer({"actions": value, "run": [action.name for action, _ in undone]}, "".join(lines) or "nothing to do\n")

@@ -93,26 +93,32 @@ def build(
     import_roots, sources: relative to it. functions, targets: names of those to build; none: all.
     """
     paths = Paths(plan, folder)
-    exports = [one for one in plan["exports"] if not functions or one["spec"]["name"] in functions]
-    names = {one["name"] for one in exports}
+    exports = [artifact for artifact in plan["exports"] if not functions or artifact["spec"]["name"] in functions]
+    names = {artifact["name"] for artifact in exports}
     executables = [
-        one
-        for one in plan["executables"]
-        if one["export"] in names and (not targets or one["spec"]["target"]["name"] in targets)
+        artifact
+        for artifact in plan["executables"]
+        if artifact["export"] in names and (not targets or artifact["spec"]["target"]["name"] in targets)
     ]
     roots = [f"--import-root={root}" for root in import_roots]
-    written = {f"{paths.made(one['name'])}.spec.json": _to_json(one["spec"]) for one in (*exports, *executables)}
+    written = {
+        f"{paths.made(artifact['name'])}.spec.json": _to_json(artifact["spec"]) for artifact in (*exports, *executables)
+    }
     written[paths.names] = "".join(f"{path}\n" for path in sources)
-    lowered = {one["name"] for one in exports if one["spec"]["devices"]}
+    lowered = {artifact["name"] for artifact in exports if artifact["spec"]["devices"]}
     actions = [_imports(paths, exports, roots, sources), *(_export(paths, export, roots) for export in exports)]
     actions += [_compile(paths, executable, executable["export"] in lowered, folder) for executable in executables]
     actions += [_golden(paths, export, roots) for export in exports if export["spec"]["golden"]]
-    weights = {w["file"]: w["external"] for one in exports for w in one["spec"]["bind"].values()}
+    weights = {w["file"]: w["external"] for artifact in exports for w in artifact["spec"]["bind"].values()}
     beside = [file for file, external in weights.items() if external]
     actions += [_describe(paths, file) for file in beside]
     actions.append(_bundle(paths, plan, exports, executables, weights))
     read = [paths.source(file) for file in weights]
-    read += [paths.source(one["spec"]["golden"]["inputs"]) for one in exports if one["spec"]["golden"].get("inputs")]
+    read += [
+        paths.source(artifact["spec"]["golden"]["inputs"])
+        for artifact in exports
+        if artifact["spec"]["golden"].get("inputs")
+    ]
     return Build(actions, written, paths.made(f"{paths.name}.aot"), beside, read)
 
 
@@ -245,9 +251,9 @@ def _bundle(
         ("--export", exports, ("exported", "spec.json", "exported.json")),
         ("--executable", executables, ("xla", "json", "stablehlo.mlirbc")),
     ):
-        for one in artifacts:
-            files = [f"{paths.made(one['name'])}.{suffix}" for suffix in suffixes]
-            words += [option, ":".join([one["name"], *files])]
+        for artifact in artifacts:
+            files = [f"{paths.made(artifact['name'])}.{suffix}" for suffix in suffixes]
+            words += [option, ":".join([artifact["name"], *files])]
             inputs += files
     for export in exports:
         if export["spec"]["golden"]:

@@ -14,7 +14,8 @@ from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, 
 from stagec.core.messages.progress import Progress
 from stagec.local import actions, environment
 from stagec.local.actions import Paths
-from stagec.local.running import Outcome, Runner, Workspace
+from stagec.local.environment import Workspace
+from stagec.local.running import Outcome, Runner
 from stagec.local.store import Digests, Store, default_folder
 
 if TYPE_CHECKING:
@@ -183,11 +184,11 @@ def _plan(
     path = f"{root}/{manifest}"
     read = [manifest, *(os.path.join(os.path.dirname(manifest), file) for file in target_files(path))]
     with blaming(manifest):
-        before = {one: digests.of(f"{root}/{one}") for one in read if os.path.exists(f"{root}/{one}")}
+        before = {file: digests.of(f"{root}/{file}") for file in read if os.path.exists(f"{root}/{file}")}
     planned = plan(load_manifest(path, manifest)).to_json()
     with store.execution_root() as scratch:
         (scratch / "plan").write_text(planned)
-        if not digests.changed([f"{root}/{one}" for one in before]):
+        if not digests.changed([f"{root}/{file}" for file in before]):
             store.keep(key, scratch, ["plan"], before, 0.0)
     return json.loads(planned), read
 
@@ -196,8 +197,8 @@ def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
     """Raise StagecError for a request, or a manifest, that cannot be built so."""
     problems = []
     known = {
-        "function": (wanted.functions, {one["spec"]["name"] for one in plan["exports"]}),
-        "target": (wanted.targets, {one["spec"]["target"]["name"] for one in plan["executables"]}),
+        "function": (wanted.functions, {row["spec"]["name"] for row in plan["exports"]}),
+        "target": (wanted.targets, {row["spec"]["target"]["name"] for row in plan["executables"]}),
     }
     for what, (asked, there) in known.items():
         problems += [
@@ -205,7 +206,7 @@ def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
             for name in asked
             if name not in there
         ]
-    for name, target in {one["spec"]["target"]["name"]: one["spec"]["target"] for one in plan["executables"]}.items():
+    for name, target in {row["spec"]["target"]["name"]: row["spec"]["target"] for row in plan["executables"]}.items():
         if wanted.targets and name not in wanted.targets:
             continue
         others = [release for release in plan["jaxlib"].get(name, ()) if release != _version("jaxlib")]

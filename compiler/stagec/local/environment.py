@@ -1,4 +1,4 @@
-"""The Python that builds: where its packages are, and what stands for them in the key of an action."""
+"""What a build reads: the files of a workspace, and the packages of a Python, with what stands for them in keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 
 _FLAGS = "-B", "-s", "-S"
 """As rules/private/python_environment.bzl has them."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a build reads.
+
+    root: the workspace. sources: paths of files that models may import and read, relative to it.
+    packages: folders of packages, and facts about them. plugins: platform -> the folder with packages for compiling for
+    it.
+    """
+
+    root: Path
+    sources: Sequence[str]
+    packages: Sequence[str]
+    facts: Mapping[str, str]
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
 
 def command() -> list[str]:
@@ -36,8 +53,8 @@ def packages(own: Sequence[str]) -> list[str]:
     left_out = {*standard, *(f"{path}/lib-dynload" for path in standard), *map(os.path.realpath, own)}
     if not sys.flags.safe_path:  # the folder of the script, as of `stagec` itself
         left_out.add(os.path.dirname(os.path.realpath(sys.argv[0])))
-    found = [os.path.abspath(entry) for entry in sys.path if entry and os.path.isdir(entry)]
-    return list(dict.fromkeys(entry for entry in found if os.path.realpath(entry) not in left_out))
+    folders = [os.path.abspath(entry) for entry in sys.path if entry and os.path.isdir(entry)]
+    return list(dict.fromkeys(entry for entry in folders if os.path.realpath(entry) not in left_out))
 
 
 def variables(paths: Sequence[str]) -> dict[str, str]:
@@ -55,7 +72,7 @@ def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
     """
     abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
     content = [sorted(_contents(Path(path), digests)) for path in paths]
-    text = json.dumps([one for one in content if one])
+    text = json.dumps([entries for entries in content if entries])
     return {"packages": hashlib.sha256(text.encode()).hexdigest(), "abi": abi, "python": sys.version.split()[0]}
 
 

@@ -7,15 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from stagec.local import environment
 from stagec.local.actions import Action
+from stagec.local.environment import Workspace
 from stagec.worker.client import Client
 from stagec.worker.protocol import Response
-
-if TYPE_CHECKING:
-    from stagec.local.running import Workspace
 
 
 class Done(NamedTuple):
@@ -54,7 +52,7 @@ class Pool:
         """Do an action."""
         assert self.root
         started = time.monotonic()
-        if action.command == "action imports":  # it reads text, and is no worker's
+        if action.command == "action imports":  # it reads text, and needs no worker
             response = self._alone(action)
         else:
             kind = self._kind(action)

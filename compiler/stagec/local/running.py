@@ -7,15 +7,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.core.messages.errors import StagecError, blaming
 from stagec.core.messages.progress import Progress
-from stagec.local import environment
 from stagec.local.actions import OUT, Action, Build, Paths
+from stagec.local.environment import Workspace, facts
 from stagec.local.store import Digests, Made, Store
 
 if TYPE_CHECKING:
@@ -25,22 +25,6 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 """Of keys. 1: the first one."""
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """What a build reads.
-
-    root: the workspace. sources: paths of files that models may import and read, relative to it.
-    packages: folders of packages, and facts about them. plugins: platform -> the folder with packages for compiling for
-    it.
-    """
-
-    root: Path
-    sources: Sequence[str]
-    packages: Sequence[str]
-    facts: Mapping[str, str]
-    plugins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,7 +51,7 @@ class Runner:
         self._build, self._paths, self._workspace, self._store = build, paths, workspace, store
         self._digests, self._since = digests, time.monotonic()
         self._facts = {
-            platform: {**workspace.facts, "plugin": environment.facts([plugin], digests)["packages"]}
+            platform: {**workspace.facts, "plugin": facts([plugin], digests)["packages"]}
             for platform, plugin in workspace.plugins.items()
         }
         self.outcome = Outcome()
@@ -116,8 +100,8 @@ class Runner:
                 if len(running) < jobs and goes_on:
                     pool.prepare(waiting)
                 ended, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-                for one in ended:
-                    self._take(running.pop(one), one.result(), pool)
+                for future in ended:
+                    self._take(running.pop(future), future.result(), pool)
 
     def _next(self, waiting: list[Action]) -> Action | None:
         """Take the first action whose inputs are there and whose outputs are not; note those whose outputs are kept."""
@@ -185,7 +169,7 @@ class Runner:
                 self._store.place(self.outcome.made[path][0], root / path)
 
     def _line(self, running: Sequence[Action], waiting: int, jobs: int) -> str:
-        """Return what the line of progress says: what runs, and the seconds left, once that can be told."""
+        """Return what the line of progress says: what runs, and the seconds left, once something has ended."""
         text = ", ".join(f"{action.command.split()[-1]} {action.name}" for action in running)
         if not self.outcome.ran:
             return text

@@ -62,12 +62,12 @@ class Store:
         """Return what an action of this key made, of different sources, the last one first."""
         path = self.folder / "actions" / f"{key}.json"
         try:
-            found = json.loads(path.read_bytes())
+            entries = json.loads(path.read_bytes())
             os.utime(path)  # `trim` removes what nobody has asked for
         except (OSError, ValueError):
             return []
         return [
-            Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, s) for reads, outputs, s in found
+            Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, s) for reads, outputs, s in entries
         ]
 
     def has(self, made: Made) -> bool:
@@ -106,7 +106,7 @@ class Store:
                 taken[name] = digest, size
             made = Made(reads, taken, seconds)
             others = [other for other in self.find(key) if other.reads != reads]
-            self._write(f"actions/{key}.json", [tuple(one) for one in [made, *others][:_KEPT]])
+            self._write(f"actions/{key}.json", [tuple(entry) for entry in [made, *others][:_KEPT]])
         return made
 
     def write(self, digest: str, path: str) -> None:
@@ -185,8 +185,8 @@ class Digests:
     def save(self) -> None:
         """Remember them."""
         old = time.time_ns() - int(_FRESH * 1e9)
-        lasting = {path: one for path, one in self._taken.items() if max(one[0][-2:]) < old}
-        if any(one != tuple(self._known.get(path, ())) for path, one in lasting.items()):
+        lasting = {path: entry for path, entry in self._taken.items() if max(entry[0][-2:]) < old}
+        if any(entry != tuple(self._known.get(path, ())) for path, entry in lasting.items()):
             with contextlib.suppress(OSError):
                 self._store._write(self._name, {**self._known, **lasting})
 

@@ -133,9 +133,9 @@ def hide_frames(error: BaseException) -> None:
         frames.append(left)
         left = left.tb_next
     shown = None
-    for one in reversed(frames):
-        if not one.tb_frame.f_code.co_filename.startswith(sources()):
-            shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for entry in reversed(frames):
+        if not entry.tb_frame.f_code.co_filename.startswith(sources()):
+            shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = shown
 
 

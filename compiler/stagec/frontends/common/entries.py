@@ -159,7 +159,11 @@ def _required(function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # a builtin has no signature
         return []
     variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in variable
+    ]
 
 
 def bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..., Any]:
