@@ -206,7 +206,7 @@ SAID = (
     "to allow"
 )
 SAID_LESS = (
-    r"this system does not let stagec's workers keep their actions in namespaces \(unshare: Operation not permitted\), "
+    r"stagec's workers keep actions apart by other means \(unshare: Operation not permitted\), "
     r"so they have Landlock \d+ and a filter of system calls: a model can see the names of files and processes"
 )
 

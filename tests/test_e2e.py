@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from safetensors.numpy import save_file
 import stagec
 from stagec.bundle.archive import Archive
 from stagec.core.builds import naming
-from tests.building import ROOT, checked, stagec as command
+from tests.building import COMPILER, ROOT, checked, stagec as command
 from tests.nested import NestedBazel, actions, runners, telling
 from tests.signed import write_keys
 from tests.users import needs_isolation
@@ -853,6 +854,86 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
         said = built.refusal("//models:models.gelu.v5e-2x2", *NO_NETWORK)
         assert "compiler/tpu.lock: pip cannot install the packages for CPython " in said
         assert "No matching distribution found for libtpu==" in said
+
+
+def packages_of(workspace: Workspace, repository: str) -> Path:
+    """The packages that Bazel installed in a repository."""
+    external = Path(workspace.run("info", "output_base").stdout.strip()) / "external"
+    return next(path / "site-packages" for path in external.iterdir() if re.split("[+~]", path.name)[-1] == repository)
+
+
+@pytest.fixture
+def without_bazel(built: Workspace, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """`stagec build` of a copy of the workspace, with Bazel's packages; the weights, which Bazel makes, are in it."""
+    root = tmp_path / "copy"
+    shutil.copytree(built.root, root, ignore=shutil.ignore_patterns("bazel-*"))
+    shutil.copy(built.output("affine.safetensors"), root / "models")
+    packages = [packages_of(built, name) for name in ("stagec_python", "stagec_planning")]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(map(str, [*packages, COMPILER])),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+    def build(*words: str) -> dict[str, Any]:
+        done = command("build", "models/models.toml", "--json", *words, cwd=root, env=variables)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    return build
+
+
+def test_the_same_bytes_without_bazel(
+    built: Workspace, without_bazel: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    answer = without_bazel("--output", str(tmp_path / "models.aot"))
+    assert answer["sha256"] == hashlib.sha256(built.output("models.aot").read_bytes()).hexdigest()
+    assert (tmp_path / "models.aot").read_bytes() == built.output("models.aot").read_bytes()
+
+
+def words_of(action: dict[str, Any]) -> tuple[str, ...]:
+    """The command line of Bazel for an action, as `stagec build` has it.
+
+    Left out are Python and its flags, the names of outputs for a worker, the tree of generated sources, and the seconds
+    of phases, which are for `stagec profile`.
+    """
+    words = list(action.get("arguments", ()))
+    files = [file for file in action.get("paramFiles", ()) if file["execPath"].endswith(".params")]
+    words += [word for file in files for word in file["arguments"]]
+    words = [re.sub(r"bazel-out/[^/]+/bin/", "stagec-out/", word) for word in words]
+    kept: list[str] = []
+    left = iter(words[1 + next(at for at, word in enumerate(words) if word.endswith("stagec/__main__.py")) :])
+    for word in left:
+        if word in ("--declared", "--profile"):
+            next(left)
+        elif not re.match("@|--import-root=bazel-out", word):
+            kept.append(re.sub("=(//models:|//)", "=", word) if word.startswith(("--label", "--series")) else word)
+    return tuple(kept)
+
+
+def test_command_lines_without_bazel_are_those_of_bazel(
+    built: Workspace, without_bazel: Callable[..., dict[str, Any]]
+) -> None:
+    """rules/private/*.bzl and local/actions.py say the same twice, because Bazel does not run Python."""
+    names = ("StagecExport", "StagecCompile", "StagecGolden", "StagecImports", "StagecBundle")
+    query = " union ".join(f'mnemonic("{name}", deps(//models:models))' for name in names)
+    done = built.run("aquery", query, "--output=jsonproto", "--include_param_files")
+    assert done.returncode == 0, done.stderr
+    bazels = {words_of(action) for action in json.loads(done.stdout)["actions"] if action["mnemonic"] in names}
+    # Bazel has the weights as a file that it made. Functions with `function_deps` have a list of sources of their own.
+    bazels = {
+        tuple(word.replace("stagec-out/models/affine.s", "models/affine.s") for word in words) for words in bazels
+    }
+    actions = without_bazel("--dry-run")["actions"]
+    own = {(*one["command"].split(), *one["arguments"]) for one in actions}
+    alone = {
+        words for words in bazels | own if any(f"stagec-out/models/models.{name}.spec.json" in words for name in OWN)
+    }
+    assert {*(words[1] for words in bazels)} == {"export", "compile", "golden", "imports", "bundle"}
+    imports = {words for words in bazels | own if words[1] == "imports"}
+    assert own - alone - imports == bazels - alone - imports
+    (of_bazel,), (ours,) = imports & bazels, imports & own
+    assert set(of_bazel) < set(ours)  # which has those functions too
 
 
 # Signing fetches what signs: it comes after the test that nothing else does.

@@ -161,6 +161,14 @@ def test_what_readme_says_to_paste_prints_what_it_shows(
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md", "docs/serving.md"])
+def test_pip_installs_into_a_virtual_environment(page: str) -> None:
+    """Debian and Ubuntu refuse everything else."""
+    words = re.findall(r"([^\s`]*)pip install [^\n`]*compiler", TEXTS[page])
+    assert words
+    assert {*words} == {".venv/bin/"}
+
+
 def test_readme_is_short() -> None:
     assert len(TEXTS["README.md"].splitlines()) <= 160
 

@@ -44,8 +44,12 @@ PACKAGES: Mapping[str, Package] = {
     "cli": _package(
         "the commands: argv, what they print, exit statuses",
         "audit backends backends.cpu backends.cuda building bundle checking core frontends.common hardware jaxcache "
-        "loader manifest pjrt stages trust worker",
+        "loader local manifest pjrt stages trust worker",
         "numpy",
+    ),
+    "local": _package(
+        "a build without Bazel: the actions of a plan, the workers that do them, and a store of what they made",
+        "core loader manifest worker",
     ),
     "worker": _package(
         "Bazel's persistent worker: its messages, the forks that do the actions, what a fork may see",

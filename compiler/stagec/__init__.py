@@ -9,8 +9,8 @@ Running what was built needs numpy and jaxlib:
 - `Exported.deserialize(bytes)` reads an exported artifact, stagec's or JAX's; its `call` runs it.
 - `Lowered.compile()` and `Compiled.deserialize(bytes)` give an executable that can be called.
 
-Tracing needs JAX: `jit(fun)` is a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the
-others.
+`build(manifest)` makes the bundle of a manifest, as `stagec build` does, and opens it. Tracing needs JAX: `jit(fun)` is
+a `Wrapped`, whose `trace` gives a `Traced`, whose `lower` and `export` give the others.
 The extension `stagec_arrays` traces without it: `jit(fun, frontend="arrays")`. `Mesh`, `NamedSharding` and
 `PartitionSpec` say how arrays are split over devices. The classes are those of
 https://docs.jax.dev/en/latest/jax.stages.html and https://docs.jax.dev/en/latest/jax.export.html.
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from stagec.loader.bundle import Bundle as Bundle
     from stagec.loader.function import Function as Function
     from stagec.loader.load import load as load
+    from stagec.local.building import build as build
     from stagec.pjrt.arrays import (
         device_put as device_put,
         make_array_from_single_device_arrays as make_array_from_single_device_arrays,
@@ -74,6 +75,7 @@ _MODULES = {
     "loader.bundle": ("Bundle",),
     "core.messages.refusal": ("CallError", "LoadError", "RunError"),
     "loader.load": ("load",),
+    "local.building": ("build",),
     "stages.compiled": ("Compiled",),
     "stages.errors": ("CannotLower", "NotExported"),
     "stages.exported": ("Exported",),

@@ -5,8 +5,8 @@ load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS", "watched_pat
 
 _CHECK = "from stagec.worker import isolation; isolation.tell()"
 
-_SAID_LESS = "this system does not let stagec's workers keep their actions in namespaces %s. docs/security.md has " + \
-             "what that means"
+_SAID_LESS = "no fault, and builds have the same bytes: without namespaces, as in most containers, stagec's workers " + \
+             "keep actions apart by other means %s. docs/security.md has what that means"
 _SAID = "this system does not let stagec's workers isolate actions (%s), so each action runs in a Bazel sandbox, " + \
         "without a worker: docs/security.md says what a system has to allow"
 

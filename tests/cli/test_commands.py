@@ -12,9 +12,11 @@ import pytest
 
 from stagec.cli import ACTIONS, COMMANDS, GROUPS, actions
 from stagec.core.builds import extensions
+from stagec.core.builds.specs import to_json
 from stagec.core.builds.version import VERSION
 from stagec.pjrt import packages
 from tests.building import checked, stagec
+from tests.frontends.exporting import spec
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -93,6 +95,32 @@ def test_misspelt_words_and_numbers_that_mean_nothing(words: list[str], said: st
 def test_an_option_that_would_change_nothing_is_refused(words: list[str], said: str) -> None:
     done = stagec(*words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize("command", ["export", "compile"])
+def test_a_wrong_spec_is_said(command: str, tmp_path: Path) -> None:
+    """Its file is named, and what to give: a manifest has none, and a plan many."""
+    (tmp_path / "m.toml").write_text("[manifest]\n")
+    (tmp_path / "plan.json").write_text("{}")
+    for file in ("m.toml", "plan.json", "missing.json"):
+        done = stagec("action", command, "--spec", file, "--exported", "x", "--output", "y", cwd=tmp_path)
+        if command == "export":
+            done = stagec("action", command, "--spec", file, "--output", "y", cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        what = "cannot be read: No such file" if file == "missing.json" else "not the spec of "
+        assert done.stderr.startswith(f"{file}: {what}")
+        assert file == "missing.json" or "\n  give one of the specs in the plan of the manifest" in done.stderr
+
+
+def test_an_export_without_an_import_root(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "model.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "f.spec").write_text(to_json(spec()))
+    words = ("action", "export", "--spec", "f.spec", "--output", "f.exported")
+    done = stagec(*words, cwd=tmp_path)
+    said = "pkg/m.toml: functions.f.entry: no module 'pkg'\n  pkg is in this folder: add --import-root .\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    checked(*words, "--import-root", ".", cwd=tmp_path)
 
 
 def test_the_beginning_of_an_option_is_enough(zoo: Path) -> None:

@@ -62,6 +62,8 @@ def test_parse(text: str, aval: Aval, canonical: str) -> None:
         ("bfloat16", '"bfloat16": "bfloat16" is not a short dtype name', "write bf16"),
         ("f8e4m3fn[3]", '"f8e4m3fn[3]": unknown dtype "f8e4m3fn"', "write f8_e4m3fn"),
         ("fp32[3]", '"fp32[3]": unknown dtype "fp32"', "write f32"),
+        ("float[3]", '"float[3]": unknown dtype "float"', "write f32"),
+        ("int[3]", '"int[3]": unknown dtype "int"', "write i32"),
         ("zzz", '"zzz": unknown dtype "zzz"', f"write one of {', '.join(DTYPES)}"),
         ("f32[-1]", '"f32[-1]": negative dimension -1', EXAMPLE),
         ("f32[3,,4]", '"f32[3,,4]": empty dimension', EXAMPLE),

@@ -7,12 +7,14 @@ import importlib
 import subprocess
 import sys
 import tomllib
+import traceback
 from pathlib import Path
 
 import pytest
 
+import stagec
 from stagec.core.builds import extensions
-from stagec.core.builds.extensions import EXTENSIONS, Extension
+from stagec.core.builds.extensions import EXTENSIONS, Extension, sources
 from stagec.core.builds.frontends import TRACERS
 from stagec.core.builds.version import VERSION
 from stagec.core.faces import lazily
@@ -82,3 +84,28 @@ def test_a_face_imports_nothing_before_a_name_is_used() -> None:
     assert attribute("builds").__name__ == "stagec.core.builds"
     with pytest.raises(AttributeError, match=r"module 'stagec.core' has no attribute 'other'"):
         attribute("other")
+
+
+def ours_in(error: BaseException) -> list[str]:
+    """The frames of stagec in a traceback."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(sources())]
+
+
+def test_tracebacks_show_no_frames_of_stagec(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(x: object) -> object:
+        return x + undefined  # type: ignore[name-defined, operator]  # noqa: F821
+
+    wrapped = stagec.jit(broken)
+    for call in (wrapped, wrapped.trace, wrapped.lower, wrapped.eval_shape):
+        with pytest.raises(NameError) as error:
+            call(1.0)
+        assert ours_in(error.value) == []
+        assert traceback.extract_tb(error.value.__traceback__)[-1].name == "broken"
+    with stagec.load(zoo) as bundle:
+        with pytest.raises(stagec.CallError) as refused:
+            bundle["mlp"](1)
+        assert ours_in(refused.value) == []
+        monkeypatch.setenv("JAX_TRACEBACK_FILTERING", "off")
+        with pytest.raises(stagec.CallError) as refused:
+            bundle["mlp"](1)
+        assert ours_in(refused.value)

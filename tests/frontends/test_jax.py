@@ -114,6 +114,10 @@ constant = 3
 
 def mixed_keys():
     return ({1: jax.ShapeDtypeStruct((2,), jnp.float32), (2, "b"): jax.ShapeDtypeStruct((2,), jnp.float32)},)
+
+
+def avals_of(size, *others, scale=1):
+    return (size,)
 '''
 
 
@@ -138,6 +142,11 @@ WRONG = {
         {"entry": "kpg.model:double"},
         "pkg/m.toml: functions.f.entry: no module 'kpg'\n"
         "  write the module as it is imported from the workspace root, and name its file in deps\n",
+    ),
+    "avals with parameters": (
+        {"args": [], "avals": "pkg.model:avals_of"},
+        "pkg/m.toml: functions.f.avals: pkg.model:avals_of has parameters: size\n"
+        "  it is called without arguments: give them defaults, or leave them out\n",
     ),
     "no attribute": (
         {"entry": "pkg.model:duoble"},

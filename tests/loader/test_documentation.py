@@ -23,6 +23,7 @@ import stagec_arrays
 from stagec.frontends.common.options import Options
 from tests.building import COMPILER
 from tests.caches import free_port
+from tests.test_readme import files
 
 PAGES = {
     "Compiled": "jax.stages.html#jax.stages.Compiled",
@@ -82,6 +83,10 @@ def test_the_example_runs(name: str, zoo: Path, tmp_path: Path, monkeypatch: pyt
     """Every public function has one, and the methods that people call first; "model.aot" is a bundle."""
     (tmp_path / "model.aot").symlink_to(zoo)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for path, text in files("docs/without-bazel.md").items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
     documentation = inspect.getdoc(functools.reduce(getattr, name.split(".")[1:], PUBLIC[name.partition(".")[0]])) or ""
     if name == "distributed":  # before this process uses a device
         path = os.pathsep.join([str(COMPILER), *sys.path])
@@ -187,6 +192,10 @@ def test_what_a_session_shows(zoo: Path) -> None:
     with stagec.load(path) as bundle:
         with pytest.raises(KeyError, match=r"the bundle zoo has no function \"mpl\": did you mean \"mlp\"\?'$"):
             bundle["mpl"]
+        with pytest.raises(AttributeError, match=r"has no attribute 'mlp': write bundle\[\"mlp\"\]$"):
+            bundle.mlp  # type: ignore[attr-defined]  # noqa: B018
+        with pytest.raises(AttributeError, match=r"has no attribute 'mpl'$"):
+            bundle.mpl  # type: ignore[attr-defined]  # noqa: B018
         with pytest.raises(KeyError, match=r"no function \"\": write one of .*mlp"):
             bundle.select("")
         assert ("mlp" in bundle, "mpl" in bundle, bundle.get("mpl")) == (True, False, None)

@@ -45,6 +45,7 @@ def test_the_files_of_an_empty_workspace(tmp_path: Path) -> None:
         written   models/models.toml
         written   models/BUILD
         written   .bazelrc
+        written   .gitignore
         written   MODULE.bazel
 
         Next:
@@ -363,6 +364,7 @@ def test_several_functions_at_once(tmp_path: Path) -> None:
         written   models/models.toml
         written   models/BUILD
         written   .bazelrc
+        written   .gitignore
         written   MODULE.bazel
         written   other/other.toml
         written   other/BUILD
@@ -749,6 +751,20 @@ def test_python_that_is_nested_deeply(tmp_path: Path, name: str) -> None:
     assert (done.returncode, "Traceback" in done.stderr) in ((0, False), (2, False)), done.stderr
     files = {"mine/net.py": f"import models.deep\n{NET}"}
     assert init(tmp_path, "mine/net.py:predict", files=files).returncode == 0
+
+
+def test_without_bazel(tmp_path: Path) -> None:
+    files = {"models/net.py": "def predict(x: Float[Array, 'batch 784']): ...", "pyproject.toml": ""}
+    done = init(tmp_path, "models/net.py:predict", "--bazel", "no", files=files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == dedent("""\
+        written   models/models.toml
+
+        Next:
+          stagec build models/models.toml
+        """)
+    assert 'entry = "models.net:predict"' in (tmp_path / "models" / "models.toml").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "pyproject.toml"]
 
 
 def test_a_long_chain_of_files(tmp_path: Path) -> None:

@@ -161,6 +161,11 @@ def test_load(tmp_path: Path) -> None:
             id="entry",
         ),
         pytest.param(
+            'args = []\nentry = "./pkg/mod.py:f"',
+            ['functions.f.entry -> entry = "pkg.mod:f"'],
+            id="entry by its file",
+        ),
+        pytest.param(
             "args = []\nentry = 3",
             ['functions.f.entry -> entry = "examples.digits.model:predict"'],
             id="entry not a string",
@@ -438,7 +443,21 @@ def test_a_manifest_with_a_mistake(
     MESSAGES.check(request.node, refusal_of(text, tmp_path), problems)
 
 
-@pytest.mark.parametrize("text", [HEAD + FUNCTION + FUNCTION, HEAD + FUNCTION + "args = []\n", "[manifest\n", 'a = "x'])
+@pytest.mark.parametrize(
+    ("text", "what", "write"),
+    [
+        ("[a.b]\n[a.c]\n[a.b]\n", "line 3: the table [a.b] is there twice", "join the two, or give one of them an"),
+        ("[a]\nb = 1\nb = [\n]\n", "line 4: the key of this value is there twice", "keep one of the two"),
+        ("[a]\nb = 1\nb = 2\n", "line 3: the key b is there twice", "keep one of the two"),
+        ('a = "x\nb = 1\n', "line 1: the string has no quote at its end", "end it with the quote that it begins"),
+        ('a = "x', "the last string has no quote at its end", "end it with the quote that it begins with"),
+    ],
+)
+def test_what_is_wrong_with_the_syntax(text: str, what: str, write: str, tmp_path: Path) -> None:
+    assert problems_of(text, tmp_path).startswith(f"m.toml: not TOML: {what}\n  {write}")
+
+
+@pytest.mark.parametrize("text", ["[manifest\n", "a = [1 2]\n", "a = x\n"])
 def test_a_manifest_that_is_not_toml(text: str, tmp_path: Path) -> None:
     with pytest.raises(tomllib.TOMLDecodeError) as error:
         tomllib.loads(text)

@@ -57,7 +57,7 @@ def _python(names: Sequence[str], root: Path) -> str:
 
 PYTHON: Mapping[str, Sequence[str]] = {
     "docs/python.md": (
-        *("load", "Bundle", "Function", "device_put", "from_dlpack", "devices"),
+        *("load", "build", "Bundle", "Function", "device_put", "from_dlpack", "devices"),
         *("make_array_from_single_device_arrays", "distributed", "make_array_from_process_local_data"),
         *("PyTreeNode", "LoadError", "CallError", "RunError"),
     ),

@@ -1,4 +1,4 @@
-"""Write the files with which a Bazel workspace builds a function: manifest, BUILD, and lines for MODULE.bazel."""
+"""Write the files that build a function: its manifest, and for Bazel BUILD and lines for MODULE.bazel."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ OPTIONS = {
     "[--args TOML]": 'the positional arguments, as in a manifest: \'[{ w = "f32[3]" }, "f32[n,3]"]\'',
     "[--workspace FOLDER]": "the workspace, which may be empty; FILE.py is relative to it (default: the one that "
     "this folder is in)",
+    "[--bazel {yes,no}]": value("no: write the manifest alone, for stagec build (default: yes)", "yes"),
     "[--stagec FOLDER]": "the checkout of stagec that the workspace uses (default: this one, or ../stagec)",
 }
 
 
 def run(options: Options) -> Answer:
+    from stagec.local.building import MARKS
     from stagec.manifest import inference, workspace
 
     # Without "..", for files are looked for below it.
     here = Path(os.path.normpath(Path(options.workspace or ".").absolute()))
     if not here.is_dir():
         raise StagecError(Problem(options.workspace, "", "no such folder", "make it, or name another one"))
-    root = here if options.workspace else workspace.root_of(here)
+    marks = MARKS if options.bazel == "no" else workspace.ENTRY_POINTS
+    root = here if options.workspace else workspace.root_of(here, marks)
     if (root / "rules" / "private" / "manifest.bzl").is_file():
         raise mistake(f"{root} is stagec's own checkout", "name the folder of your models: --workspace ../mine")
     for option in ("--args", "--name"):
@@ -48,7 +51,7 @@ def run(options: Options) -> Answer:
     if options.name:
         functions = [replace(function, called=_manifests_name(options.name)) for function in functions]
     stagec = workspace.relative(Path(options.stagec).absolute(), root) if options.stagec else _checkout(root)
-    modules = _reads_modules(root)
+    modules = None if options.bazel == "no" else _reads_modules(root)
     workspace.check(root, functions)
     done: dict[str, str] = {}
     paste: dict[str, str] = {}
@@ -64,7 +67,10 @@ def run(options: Options) -> Answer:
         targets.append(target)
     # A lock comes before the build, and what it waits for before that.
     advice = sorted(dict.fromkeys(advice), key=lambda step: (".in: " not in step, not step.startswith("bazel ")))
-    command = f"{_bazel(stagec)} build {' '.join(dict.fromkeys(targets))}"
+    targets = [*dict.fromkeys(targets)]
+    command = f"{_bazel(stagec)} build {' '.join(targets)}"
+    if modules is None:
+        command = " && ".join(f"stagec build {manifest}" for manifest in targets)
     value = {"workspace": str(root), "files": done, "add": paste, "first": advice, "then": command}
     lines = [f"{what:<8}  {written}" for written, what in done.items()]
     for file, text in paste.items():

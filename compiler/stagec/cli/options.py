@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Options, read, read_text, write_whole
-from stagec.core.messages.errors import StagecError, mistake
+from stagec.core.messages.errors import StagecError, blaming, mistake
 
 if TYPE_CHECKING:
     from stagec.core.builds.specs import ExecutableSpec, FunctionSpec
@@ -92,6 +92,9 @@ PLUGINS = {"[--plugin PLATFORM=FOLDER]...": "packages that only compiling for th
 """Of a command that compiles."""
 
 
+_SPEC = "give one of the specs in the plan of the manifest; stagec build does all of this"
+
+
 @contextlib.contextmanager
 def compiling(options: Options) -> Iterator[ExecutableSpec]:
     """Yield the spec of `EXECUTABLE`, in a process that is ready to compile for its target.
@@ -101,7 +104,8 @@ def compiling(options: Options) -> Iterator[ExecutableSpec]:
     from stagec.backends.compilation import backend
     from stagec.core.builds.specs import executable_spec
 
-    spec = executable_spec(read_text(options.spec))
+    with blaming(options.spec, _SPEC, "not the spec of an executable: "):
+        spec = executable_spec(read_text(options.spec))
     backend(spec.target.platform).prepare_process(spec.target)
     try:
         yield spec
@@ -133,7 +137,8 @@ def tracing(options: Options) -> Iterator[FunctionSpec]:
 
         eager.find_code()  # it calls native code, which a model does not
         reads = Reads()
-    spec = function_spec(read_text(options.spec))
+    with blaming(options.spec, _SPEC, "not the spec of a function: "):
+        spec = function_spec(read_text(options.spec))
     with eager.computing(spec):
         yield spec
     if not options.unread:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from jaxlib import _jax
@@ -210,6 +210,12 @@ class Bundle(Mapping[str, Function]):
         if name not in self._families:
             raise self._unknown(name, self._families)
         return self._function(name)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        has = name in self.__dict__.get("_families", ())
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}" + f': write bundle["{name}"]' * has
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in self._families

@@ -109,13 +109,19 @@ class Function:
         donated to an earlier call; LoadError when nothing in the bundle runs here, or jaxlib does not load the
         executable, at its first call; RunError when XLA fails while it runs it.
         """
-        variant = self._only
-        if variant is None:
-            variant, kwargs = self.chosen(kwargs)
-        whole = variant.whole
-        if whole is not None and self._donate:
-            return variant.call_whole(whole, args, kwargs)
-        return variant.call(args, kwargs, self._donate)
+        try:
+            variant = self._only
+            if variant is None:
+                variant, kwargs = self.chosen(kwargs)
+            whole = variant.whole
+            if whole is not None and self._donate:
+                return variant.call_whole(whole, args, kwargs)
+            return variant.call(args, kwargs, self._donate)
+        except Exception as error:
+            from stagec.core.builds.extensions import hide_frames
+
+            hide_frames(error)
+            raise
 
     def flat(self, *args: object, **kwargs: object) -> Flat:
         """Return this function for arrays like these, bound to its executable. Its calls need no preparation.

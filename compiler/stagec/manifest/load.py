@@ -4,6 +4,7 @@ Two passes over the same data find the problems: pydantic checks each value agai
 tables are checked. pydantic's own messages never reach the user.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def _read(path: Path, file: str) -> dict[str, Any]:
     try:
         return toml.parse(text)
     except tomllib.TOMLDecodeError as error:
-        raise StagecError(Problem(file, "", f"not TOML: {error}", "see https://toml.io for the syntax")) from None
+        raise StagecError(Problem(file, "", *toml.explained(error, text))) from None
     except ValueError as error:
         raise StagecError(Problem(file, "", str(error))) from None
 
@@ -255,7 +256,7 @@ def _explain(kind: str, location: Location, value: object, context: Mapping[str,
         case "extra_forbidden":
             return _unknown_key(location)
         case "string_pattern_mismatch":
-            return f"{shown} {_PATTERNS[context['pattern']]}", example
+            return f"{shown} {_PATTERNS[context['pattern']]}", _module_of(value, str(location[-1])) or example
         case "union_tag_not_found":
             return "missing key platform", 'write for example platform = "cpu"'
         case "union_tag_invalid":
@@ -271,6 +272,13 @@ def _explain(kind: str, location: Location, value: object, context: Mapping[str,
         case "too_short":
             return "no functions", 'write a table such as [functions.predict] with entry = "package.module:function"'
     return f"{shown} is not {_TYPES.get(kind, 'of the right form')}", example
+
+
+def _module_of(value: object, key: str) -> str:
+    """The correction of an entry that names a Python file, as `stagec init` takes it; "" for anything else."""
+    path, _, attribute = str(value).removeprefix("./").partition(".py:")
+    entry = f"{path.replace('/', '.')}:{attribute}"
+    return f'write {key} = "{entry}"' if re.fullmatch(models.ENTRY, entry) else ""
 
 
 _PATTERNS = {

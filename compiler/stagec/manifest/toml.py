@@ -57,6 +57,30 @@ def parse(text: str) -> dict[str, Any]:
     raise ValueError(too_deep)
 
 
+_END = "end it with the quote that it begins with"
+_AT_LINE = re.compile(r"(.*) \(at line (\d+), column \d+\)")
+
+
+def explained(error: tomllib.TOMLDecodeError, text: str) -> tuple[str, str]:
+    """Return what is wrong with the syntax of a document, and what to write. Python's words say what its parser did."""
+    said = _AT_LINE.fullmatch(str(error))
+    if said:
+        where, line = f"not TOML: line {said[2]}: ", text.splitlines()[int(said[2]) - 1]
+        if twice := re.fullmatch(r"Cannot declare \((.*?),?\) twice", said[1]):
+            table = ".".join(part.strip(" '\"") for part in twice[1].split(","))
+            return f"{where}the table [{table}] is there twice", "join the two, or give one of them another name"
+        if said[1] == "Cannot overwrite a value":
+            key = line.partition("=")[0].strip() if "=" in line else ""
+            return f"{where}the key {key} is there twice".replace(
+                "key  is", "key of this value is"
+            ), "keep one of the two"
+        if said[1] == r"Illegal character '\n'":
+            return f"{where}the string has no quote at its end", _END
+    if str(error).startswith("Unterminated string"):
+        return "not TOML: the last string has no quote at its end", _END
+    return f"not TOML: {error}", "see https://toml.io for the syntax"
+
+
 def key_path(location: Location) -> str:
     """The TOML key path of a location: `functions.predict.args[1].w`; keys that need quotes get them."""
     text = ""

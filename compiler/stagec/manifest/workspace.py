@@ -28,7 +28,7 @@ startup --host_jvm_args=-XX:TieredStopAtLevel=1
 build --nosandbox_debug
 """
 """Options of Bazel for a workspace that has only stagec. Others may have larger builds, and options of their own."""
-_ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
+ENTRY_POINTS = (MODULE, WORKSPACE, "WORKSPACE.bazel")
 _BUILDS = ("BUILD.bazel", "BUILD")
 QUESTION = "#?"
 """How a line of requirements.in begins that asks for a package. It is a comment to pip; rules/private/lock.py stops."""
@@ -82,11 +82,12 @@ def check(root: Path, functions: Sequence[Function]) -> None:
         raise StagecError(Problem(manifest, f"functions.{function.key}", what, write))
 
 
-def plan(root: Path, function: Function, arguments: str, stagec: str, modules: bool) -> tuple[Changes, str]:
+def plan(root: Path, function: Function, arguments: str, stagec: str, modules: bool | None) -> tuple[Changes, str]:
     """Return the needs of a workspace to build a function, and the label of the bundle.
 
     root: the workspace. arguments: of the function, as a manifest writes them in `args`; "": as its file says.
-    stagec: path of stagec's checkout, relative to the workspace. modules: whether its Bazel reads MODULE.bazel.
+    stagec: path of stagec's checkout, relative to the workspace. modules: whether its Bazel reads MODULE.bazel; None:
+    it has no Bazel, and the path of the manifest is returned in place of the label.
     `check` has found that the function is in no manifest.
     """
     changes = Changes()
@@ -94,21 +95,25 @@ def plan(root: Path, function: Function, arguments: str, stagec: str, modules: b
     package = "" if folder == root else folder.relative_to(root).as_posix()
     manifest, name, _ = _manifest(root, folder)
     changes.add(manifest, _function_table(root, manifest, name, function, arguments, changes))
+    if modules is None:
+        return changes, manifest
     _build(root, package, name, function, changes)
     _libraries(root, function, changes)
     label = f"//{package}:{Path(manifest).name}"
-    if not any((root / file).exists() for file in (*_ENTRY_POINTS, ".bazelrc")):
+    if not any((root / file).exists() for file in (*ENTRY_POINTS, ".bazelrc")):
         changes.add(".bazelrc", SETTINGS)
+        if "bazel-" not in _text(root / ".gitignore"):
+            changes.add(".gitignore", "/bazel-*\n")
     for file in (MODULE, WORKSPACE):
         if modules == (file == MODULE) or "stagec" in _text(root / file):
             _entry_point(root, file, name, label, stagec, changes)
     return changes, f"//{package}:{name}" if Path(package).name != name else f"//{package}"
 
 
-def root_of(folder: Path) -> Path:
-    """Return the workspace that a folder is in: the nearest folder with Bazel's entry points, else itself."""
+def root_of(folder: Path, marks: Sequence[str]) -> Path:
+    """Return the workspace that a folder is in: the nearest folder with one of these files or folders, else itself."""
     parents = (folder, *folder.parents)
-    return next((path for path in parents if any((path / name).is_file() for name in _ENTRY_POINTS)), folder)
+    return next((path for path in parents if any((path / name).exists() for name in marks)), folder)
 
 
 def _manifest(root: Path, folder: Path) -> tuple[str, str, Mapping[str, Any]]:

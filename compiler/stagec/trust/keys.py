@@ -88,9 +88,9 @@ def private_key(path: str, pem: bytes, passphrase: Callable[[], bytes]) -> Priva
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         what = "signing takes the package cryptography, which is not installed"
-        raise mistake(what, install("cryptography")) from error
+        raise mistake(what, install("cryptography")) from None
 
     if pem.count(_PEM) > 1:
         raise StagecError(Problem(path, "", f"it has {pem.count(_PEM)} keys", "give one key a file"))
@@ -114,9 +114,9 @@ def _public_key(key: Key) -> PublicKey:
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         what = "signatures are checked with the package cryptography, which is not installed"
-        raise LoadError("cryptography", f"{what}: {install('cryptography')}") from error
+        raise LoadError("cryptography", f"{what}: {install('cryptography')}") from None
 
     named = "the key" if isinstance(key, bytes) else str(key)
     try:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from stagec.core.data import wire
 
@@ -29,6 +31,13 @@ class Request:
     cancel: bool = False
     verbosity: int = 0
 
+    def encode(self) -> bytes:
+        """Return the message with its length before it."""
+        numbers = {3: self.request_id, 4: int(self.cancel), 5: self.verbosity}
+        records = [wire.Record(1, 2, word.encode()) for word in self.arguments]
+        records += [wire.Record(2, 2, wire.Record(1, 2, path.encode()).encode()) for path in self.inputs]
+        return _framed(records, numbers)
+
 
 @dataclass(frozen=True)
 class Response:
@@ -42,9 +51,18 @@ class Response:
     def encode(self) -> bytes:
         """Return the message with its length before it."""
         numbers = {1: self.exit_code, 3: self.request_id, 4: int(self.was_cancelled)}
-        message = b"".join(wire.Record(field, 0, wire.write_varint(value)).encode() for field, value in numbers.items())
-        message += wire.Record(2, 2, self.output.encode("utf-8", "replace")).encode()
-        return wire.write_varint(len(message)) + message
+        return _framed([wire.Record(2, 2, self.output.encode("utf-8", "replace"))], numbers)
+
+    @classmethod
+    def read(cls, file: IO[bytes]) -> Response:
+        """Wait for a response. Raises EOFError if the worker is gone."""
+        length = b""
+        while not length or length[-1] & 0x80:
+            length += _exactly(file, 1)
+        fields = {record.field: record for record in wire.records(_exactly(file, wire.read_varint(length, 0)[0]))}
+        numbers = [wire.read_varint(fields[field].payload, 0)[0] if field in fields else 0 for field in (1, 3, 4)]
+        output = fields[2].payload.decode() if 2 in fields else ""
+        return cls(numbers[0], output, numbers[1], bool(numbers[2]))
 
 
 class Requests:
@@ -99,6 +117,20 @@ class Requests:
         message = bytes(self._buffer[start : start + size])
         del self._buffer[: start + size]
         return _request(message)
+
+
+def _framed(records: Sequence[wire.Record], numbers: Mapping[int, int]) -> bytes:
+    """Return a message with its length before it. numbers: by field."""
+    more = [wire.Record(field, 0, wire.write_varint(value)) for field, value in numbers.items()]
+    message = b"".join(record.encode() for record in (*more, *records))
+    return wire.write_varint(len(message)) + message
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
 
 
 def _request(message: bytes) -> Request:

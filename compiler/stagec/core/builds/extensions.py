@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 from stagec.core.messages.errors import StagecError, mistake
 
@@ -119,6 +119,24 @@ def sources() -> tuple[str, ...]:
     files = (spec.origin for spec in specs if spec and spec.origin)
     packages = (Path(__file__).parents[2], *(Path(file).parent for file in files))
     return tuple(f"{package.absolute()}{os.sep}" for package in packages)
+
+
+def hide_frames(error: BaseException) -> None:
+    """Leave stagec's own frames out of the traceback of an error that is raised again, as JAX leaves out its own.
+
+    JAX's variable for that shows them: JAX_TRACEBACK_FILTERING=off.
+    """
+    if os.environ.get("JAX_TRACEBACK_FILTERING") == "off":
+        return
+    frames, left = [], error.__traceback__
+    while left is not None:
+        frames.append(left)
+        left = left.tb_next
+    shown = None
+    for entry in reversed(frames):
+        if not entry.tb_frame.f_code.co_filename.startswith(sources()):
+            shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = shown
 
 
 def commands() -> list[str]:

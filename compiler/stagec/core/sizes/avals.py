@@ -238,6 +238,29 @@ def evaluate_shape(shape: Iterable[int | str], bucket: Mapping[str, int]) -> tup
     return tuple(dim if isinstance(dim, int) else _evaluate(dim, bucket) for dim in shape)
 
 
+_MEANT = {
+    "float": "f32",
+    "single": "f32",
+    "double": "f64",
+    "half": "f16",
+    "fp32": "f32",
+    "fp16": "f16",
+    "fp64": "f64",
+    "bfloat": "bf16",
+    "fp8": "f8_e4m3fn",
+    "int": "i32",
+    "long": "i64",
+    "uint": "u32",
+    "byte": "u8",
+    "char": "u8",
+    "complex": "c64",
+    "boolean": "bool",
+    "pred": "bool",
+    "key": "key<fry>",
+}
+"""Names that other libraries have, and the dtype that most of their readers mean."""
+
+
 def _check_dtype(text: str, name: str) -> None:
     if name in DTYPES:
         return
@@ -248,10 +271,10 @@ def _check_dtype(text: str, name: str) -> None:
         raise AvalError(f'"{text}": "{name}" is not a short dtype name', f"write {short}")
     import difflib  # only a mistake needs it
 
-    closest = difflib.get_close_matches(name, DTYPES, n=1, cutoff=0.5)
+    closest = _MEANT.get(name) or "".join(difflib.get_close_matches(name, DTYPES, n=1, cutoff=0.5))
     raise AvalError(
         f'"{text}": unknown dtype "{name}"',
-        f"write {closest[0]}" if closest else f"write one of {', '.join(DTYPES)}",
+        f"write {closest}" if closest else f"write one of {', '.join(DTYPES)}",
     )
 
 

@@ -133,6 +133,9 @@ def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, .
     key = f"{spec.key}.avals"
     function = user_code.load_entry(spec.avals, spec.manifest, key)
     repeatable.again(key)
+    if callable(function) and (missing := _required(function)):
+        write = "it is called without arguments: give them defaults, or leave them out"
+        raise spec.problem("avals", f"{spec.avals} has parameters: {', '.join(missing)}", write)
     # Example inputs may be there as they are.
     result = user_code.run(function, f"{spec.avals} raised", spec.manifest, key) if callable(function) else function
     advice = f"return the positional arguments as a tuple, or keyword arguments as a dict, of {struct}"
@@ -147,6 +150,20 @@ def arguments_of_callable(spec: FunctionSpec, struct: str) -> tuple[tuple[Any, .
         what = f"{spec.avals} returned containers that are nested deeper than {DEEPEST} levels"
         raise spec.problem("avals", what, "write one list or dict for several levels")
     return result, advice
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Return the parameters that a call must give."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin has no signature
+        return []
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in variable
+    ]
 
 
 def bind(function: Callable[..., Any], static: Mapping[str, Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from typing import (
 
 from jaxlib import _jax
 
+from stagec.core.builds.extensions import hide_frames
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.sizes.avals import arrow
 from stagec.core.trees import same
@@ -202,7 +203,11 @@ class Wrapped(Generic[P, R_co]):
             if entry[0].same(structure):
                 break
         else:
-            entry = StaticData.of(structure), *tracer.runner(args, kwargs, known)
+            try:
+                entry = StaticData.of(structure), *tracer.runner(args, kwargs, known)
+            except Exception as error:
+                hide_frames(error)
+                raise
             kept.append(entry)
         _, run, out_structure = entry
         result: R_co = out_structure.unflatten(run(leaves, known))
@@ -227,18 +232,30 @@ class Wrapped(Generic[P, R_co]):
         >>> stagec.jit(lambda x: x * 2).trace(stagec_arrays.ShapeDtypeStruct((3,), np.float32)).export()
         Exported(<lambda>(f32[3]) -> (f32[3]), for cpu)
         """
-        return self._tracer.trace(args, kwargs)
+        try:
+            return self._tracer.trace(args, kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Return the function lowered for CPUs: `trace(*args, **kwargs).lower()`, with the same errors."""
-        return self.trace(*args, **kwargs).lower()
+        try:
+            return self.trace(*args, **kwargs).lower()
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result's shapes and dtypes for arguments like these, as a tree of `ShapeDtypeStruct`.
 
         As `jax.eval_shape` (https://docs.jax.dev/en/latest/_autosummary/jax.eval_shape.html); nothing is compiled.
         """
-        return self._tracer.eval_shape(args, kwargs)
+        try:
+            return self._tracer.eval_shape(args, kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def clear_cache(self) -> None:
         """Forget all traces and executables: the next call makes them again."""

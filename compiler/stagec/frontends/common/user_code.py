@@ -54,6 +54,8 @@ def load_entry(entry: str, file: str, key: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             write = "write the module as it is imported from the workspace root, and name its file in deps"
+            if str(Path.cwd()) not in sys.path and _module_in(Path.cwd(), error.name.partition(".")[0]):
+                write = f"{error.name.partition('.')[0]} is in this folder: add --import-root ."
             if "." in error.name and error.name.partition(".")[0] in sys.stdlib_module_names:
                 write = hidden(module_name)
             raise StagecError(Problem(file, key, f"no module {error.name!r}", write)) from error

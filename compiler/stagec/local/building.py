@@ -1,0 +1,263 @@
+"""Build a manifest without Bazel: `stagec build`, and `stagec.build` in a notebook."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, nearest
+from stagec.core.messages.progress import Progress
+from stagec.local import actions, environment
+from stagec.local.actions import Paths
+from stagec.local.environment import Workspace
+from stagec.local.running import Outcome, Runner
+from stagec.local.store import Digests, Store, default_folder
+
+if TYPE_CHECKING:
+    from stagec.loader.bundle import Bundle
+
+MARKS = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel", "pyproject.toml", ".git")
+"""What only the folder of a workspace has."""
+_HERE = os.uname().machine
+_JOBS = 4
+"""The most actions at a time, unless somebody wants more: each has a process that imported JAX."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to build.
+
+    manifest: its path. root: the workspace; None: the nearest folder above the manifest with one of `MARKS`, else this
+    one. import_roots: more folders below which modules are found, relative to it. data: files and folders that tracing
+    reads, besides sources. functions, targets: those to build; none: all. plugins: platform -> folder of packages.
+    """
+
+    manifest: str
+    root: str | None = None
+    import_roots: Sequence[str] = ()
+    data: Sequence[str] = ()
+    functions: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    plugins: Mapping[str, str] = field(default_factory=dict)
+
+
+class Local:
+    """A manifest that is planned, with what its actions are and what the store has of it.
+
+    build: the actions. runner: what does them. inputs: the files that the plan was made of.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        """Plan it. Raises StagecError with all that is wrong with the manifest, and with the request."""
+        self._store = Store(default_folder())
+        self.root = _root(wanted)
+        manifest = os.path.relpath(os.path.realpath(wanted.manifest), self.root)
+        self.folder = os.path.dirname(manifest)
+        digests = self._store.digests(hashlib.sha256(str(self.root).encode()).hexdigest())
+        import_roots = [".", *(os.path.relpath(self.root / folder, self.root) for folder in wanted.import_roots)]
+        packages = environment.packages([str(self.root / folder) for folder in import_roots])
+        facts = environment.facts(packages, digests)
+        self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest)
+        _check(self.plan, wanted, manifest)
+        paths = Paths(self.plan, self.folder)
+        sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
+        self.build = actions.build(self.plan, self.folder, import_roots, sources, wanted.functions, wanted.targets)
+        workspace = Workspace(self.root, sources, packages, facts, wanted.plugins)
+        self.runner = Runner(self.build, paths, workspace, self._store, digests)
+
+    def run(self, jobs: int | None = None, keep_going: bool = False) -> Outcome:
+        """Do the actions that the store does not have, and show a line about them on a terminal."""
+        with Progress("build") as progress:
+            return self.runner.run(jobs or min(_JOBS, len(os.sched_getaffinity(0))), keep_going, progress)
+
+    def write(self, output: str, artifacts: str | None = None) -> None:
+        """Write the bundle to a path, and the weights beside it; and all artifacts below a folder.
+
+        Each file gets its name when it is whole; the bundle is the last. Raises StagecError.
+        """
+        made = self.runner.outcome.made
+        start = f"{os.path.dirname(self.build.bundle)}/"
+        for path, (digest, _) in made.items() if artifacts else ():
+            if path not in self.build.written:
+                self._store.write(digest, f"{artifacts}/{path.removeprefix(start)}")
+        for file in self.build.beside:
+            _link(self.root / self.folder / file, Path(os.path.dirname(output) or ".", file))
+        self._store.write(made[self.build.bundle][0], output)
+
+    def depfile(self, output: str) -> str:
+        """Return what the bundle depends on, as Make and Ninja read it. Paths are relative to this folder."""
+        files = {*self.inputs, *self.runner.outcome.reads, *self.build.weights}
+        words = [os.path.relpath(self.root / path) for path in sorted(files)]
+        escaped = [
+            word.replace("\\", "\\\\").replace(" ", "\\ ").replace("#", "\\#").replace("$", "$$") for word in words
+        ]
+        # An empty rule for each: a source that is removed must not stop Make.
+        listed = "".join(f" \\\n  {word}" for word in escaped)
+        return f"{output}:{listed}\n" + "".join(f"\n{word}:\n" for word in escaped)
+
+
+def build(
+    manifest: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    functions: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    root: str | os.PathLike[str] | None = None,
+    import_roots: Sequence[str] = (),
+    data: Sequence[str] = (),
+    jobs: int | None = None,
+) -> Bundle:
+    """Build a manifest without Bazel, and load its bundle, as `stagec build` does. It needs JAX and pydantic.
+
+    manifest: its path.
+    output: where to write the bundle; None: NAME.aot in this folder.
+    functions: names of those to build; all, if there is none.
+    targets: the same of targets.
+    root: the workspace, from which functions import; None: the nearest folder above the manifest that has MODULE.bazel,
+        WORKSPACE, pyproject.toml or .git, else this folder.
+    import_roots: more folders to import from, relative to the workspace.
+    data: files and folders that tracing reads, relative to it.
+    jobs: actions at a time; None: one for each core, up to 4.
+
+    Raises StagecError with all that is wrong with the manifest and its functions.
+
+    >>> import numpy as np
+    >>> bundle = stagec.build("models/models.toml", targets=["cpu-avx2"])
+    >>> params = {"w": np.ones((64, 10), np.float32), "b": np.zeros(10, np.float32)}
+    >>> bundle["predict"](params, np.zeros((32, 64), np.float32)).shape
+    (32, 10)
+    """
+    from stagec.loader.load import load
+
+    folder = None if root is None else os.fspath(root)
+    local = Local(Wanted(os.fspath(manifest), folder, import_roots, data, functions, targets))
+    outcome = local.run(jobs)
+    if outcome.failed:
+        raise mistake("".join(outcome.failed).rstrip())
+    path = f"{local.plan['bundle']['name']}.aot" if output is None else os.fspath(output)
+    local.write(path)
+    return load(path)
+
+
+def _root(wanted: Wanted) -> Path:
+    if not os.path.isfile(wanted.manifest):
+        with blaming(wanted.manifest):
+            os.stat(wanted.manifest)
+        raise StagecError(Problem(wanted.manifest, "", "it is not a file", "name a manifest, a .toml file"))
+    manifest = Path(os.path.realpath(wanted.manifest))
+    if wanted.root is not None:
+        root = Path(os.path.realpath(wanted.root))
+        if root not in manifest.parents:
+            raise mistake(
+                f"--root {wanted.root}: {wanted.manifest} is not below it", "name the folder of the workspace"
+            )
+        return root
+    for folder in manifest.parents:
+        if any((folder / mark).exists() for mark in MARKS):
+            return folder
+    here = Path.cwd()
+    return here if here in manifest.parents else manifest.parent
+
+
+def _plan(
+    store: Store, digests: Digests, facts: Mapping[str, str], root: Path, manifest: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the plan of a manifest, which the store may have, and the files that it was made of.
+
+    To import pydantic and to plan takes most of the time of a build in which nothing has changed.
+    """
+    key = hashlib.sha256(json.dumps(["plan", manifest, facts], sort_keys=True).encode()).hexdigest()
+    for made in store.find(key):
+        try:
+            same = all(digests.of(f"{root}/{path}") == digest for path, digest in made.reads.items())
+        except OSError:
+            continue
+        if same and store.has(made):
+            return json.loads(store.read(made.outputs["plan"][0])), list(made.reads)
+    from stagec.manifest import load_manifest, plan, target_files
+
+    path = f"{root}/{manifest}"
+    read = [manifest, *(os.path.join(os.path.dirname(manifest), file) for file in target_files(path))]
+    with blaming(manifest):
+        before = {file: digests.of(f"{root}/{file}") for file in read if os.path.exists(f"{root}/{file}")}
+    planned = plan(load_manifest(path, manifest)).to_json()
+    with store.execution_root() as scratch:
+        (scratch / "plan").write_text(planned)
+        if not digests.changed([f"{root}/{file}" for file in before]):
+            store.keep(key, scratch, ["plan"], before, 0.0)
+    return json.loads(planned), read
+
+
+def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
+    """Raise StagecError for a request, or a manifest, that cannot be built so."""
+    problems = []
+    known = {
+        "function": (wanted.functions, {row["spec"]["name"] for row in plan["exports"]}),
+        "target": (wanted.targets, {row["spec"]["target"]["name"] for row in plan["executables"]}),
+    }
+    for what, (asked, there) in known.items():
+        problems += [
+            Problem(manifest, f"{what}s", f'there is no {what} "{name}"', nearest(name, there))
+            for name in asked
+            if name not in there
+        ]
+    for name, target in {row["spec"]["target"]["name"]: row["spec"]["target"] for row in plan["executables"]}.items():
+        if wanted.targets and name not in wanted.targets:
+            continue
+        others = [release for release in plan["jaxlib"].get(name, ()) if release != _version("jaxlib")]
+        if others or target.get("architecture", _HERE) != _HERE:
+            what = f"jaxlib {', '.join(others)}" if others else f"code for {target['architecture']}"
+            write = "build it with Bazel, which installs that (docs/fleet.md), or leave it out: --target"
+            problems.append(Problem(manifest, f"targets.{name}", f"{what} takes another Python environment", write))
+    if problems:
+        raise StagecError(*problems)
+
+
+def _version(package: str) -> str:
+    from importlib import metadata  # it takes longer than the rest
+
+    return metadata.version(package)
+
+
+def _sources(root: Path, data: Sequence[str]) -> Iterator[str]:
+    """Yield what models may import and read: all Python sources of the workspace, and the data that was named."""
+    yield from environment.files_below(str(root), (".py",))
+    for name in data:
+        yield from _files(root, name, f"--data {name}")
+
+
+def _named(plan: Mapping[str, Any], root: Path, folder: str) -> Iterator[str]:
+    """Yield the files that the functions of a plan name."""
+    for export in plan["exports"]:
+        spec = {key: value for key, value in export["spec"].items() if key not in ("bind", "golden", "manifest")}
+        for name in actions.files_of(spec):
+            path = os.path.normpath(os.path.join(folder, name))
+            if not path.startswith("..") and path != "." and (root / path).exists():
+                yield from _files(root, path, path)
+
+
+def _files(root: Path, name: str, said: str) -> Iterator[str]:
+    path = os.path.normpath(root / name)
+    if not path.startswith(f"{root}/"):
+        raise mistake(f"{said}: it is not below the workspace {root}", "copy or link it there")
+    if os.path.isdir(path):
+        yield from (os.path.relpath(f"{path}/{file}", root) for file in environment.files_below(path, ("",)))
+    elif os.path.exists(path):
+        yield os.path.relpath(path, root)
+    else:
+        raise mistake(f"{said}: there is no such file or folder below {root}")
+
+
+def _link(source: Path, target: Path) -> None:
+    """Let weights lie beside a bundle, where a loader looks for them."""
+    if target.exists() and target.samefile(source):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".stagec.{os.urandom(8).hex()}")
+    temporary.symlink_to(source.resolve())
+    temporary.replace(target)

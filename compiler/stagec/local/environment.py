@@ -1,0 +1,113 @@
+"""What a build reads: the files of a workspace, and the packages of a Python, with what stands for them in keys."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagec.core.builds import actions
+
+if TYPE_CHECKING:
+    from stagec.local.store import Digests
+
+_FLAGS = "-B", "-s", "-S"
+"""As rules/private/python_environment.bzl has them."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a build reads.
+
+    root: the workspace. sources: paths of files that models may import and read, relative to it.
+    packages: folders of packages, and facts about them. plugins: platform -> the folder with packages for compiling for
+    it.
+    """
+
+    root: Path
+    sources: Sequence[str]
+    packages: Sequence[str]
+    facts: Mapping[str, str]
+    plugins: Mapping[str, str] = field(default_factory=dict)
+
+
+def command() -> list[str]:
+    """Return the words that run stagec as an action does: PYTHONPATH alone says where packages are."""
+    return [sys.executable, *_FLAGS, str(actions.ENTRY)]
+
+
+def packages(own: Sequence[str]) -> list[str]:
+    """Return the folders of this process's packages, in their order.
+
+    own: import roots of the workspace. A process that imports a model by itself may have them; an action gets them.
+    """
+    paths = sysconfig.get_paths()
+    standard = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib")}
+    left_out = {*standard, *(f"{path}/lib-dynload" for path in standard), *map(os.path.realpath, own)}
+    if not sys.flags.safe_path:  # the folder of the script, as of `stagec` itself
+        left_out.add(os.path.dirname(os.path.realpath(sys.argv[0])))
+    folders = [os.path.abspath(entry) for entry in sys.path if entry and os.path.isdir(entry)]
+    return list(dict.fromkeys(entry for entry in folders if os.path.realpath(entry) not in left_out))
+
+
+def variables(paths: Sequence[str]) -> dict[str, str]:
+    """Return the environment of an action with these packages."""
+    passed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    fixed = {"LC_ALL": "C.UTF-8", "PYTHONNOUSERSITE": "1", "TZ": "UTC", "PYTHONPATH": os.pathsep.join(paths)}
+    return {"PATH": os.defpath, **passed, **actions.ENVIRONMENT, **fixed}
+
+
+def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
+    """Return what stands for this Python in keys.
+
+    "packages": a digest of all folders of packages; "abi" of the interpreter; "python": its release, which matters to
+    what runs a model.
+    """
+    abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
+    content = [sorted(_contents(Path(path), digests)) for path in paths]
+    text = json.dumps([entries for entries in content if entries])
+    return {"packages": hashlib.sha256(text.encode()).hexdigest(), "abi": abi, "python": sys.version.split()[0]}
+
+
+def _contents(folder: Path, digests: Digests) -> Iterator[tuple[str, str]]:
+    """Yield what is in a folder of packages.
+
+    Where pip installs, each package has a list of its files with their digests, which is believed. Elsewhere, as in a
+    checkout that is installed to be edited, the sources are read.
+    """
+    if folder.name in ("site-packages", "dist-packages"):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                record = f"{entry.path}/RECORD" if entry.name.endswith(".dist-info") else entry.path
+                is_read = os.path.isfile(record) and not record.endswith(".pth")
+                yield entry.name, digests.of(record) if is_read else ""
+        return
+    for path in files_below(str(folder), (".py", ".so", ".json", ".toml")):
+        yield path, digests.of(f"{folder}/{path}")
+
+
+_NO_SOURCES = ("__pycache__", "node_modules", "site-packages")
+
+
+def files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """Yield the files below a folder whose names have one of these endings ("" for all), relative to it.
+
+    No link to a folder is followed. Left out are hidden folders, virtual environments, and `bazel-*`, which is Bazel's.
+    """
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((".", "bazel-"))
+            and name not in _NO_SOURCES
+            and not os.path.exists(f"{here}/{name}/pyvenv.cfg")
+        )
+        start = f"{here}/".removeprefix(f"{folder}/")
+        yield from (f"{start}{name}" for name in sorted(files) if name.endswith(endings) and not name.startswith("."))

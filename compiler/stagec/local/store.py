@@ -1,0 +1,224 @@
+"""What builds have made: files by their content, and what each action made of which inputs.
+
+    blobs/AB/CDEF...       a file, by its SHA-256; nobody writes to it any more
+    actions/KEY.json       what an action made; of one that reads sources, for each content of those that it read
+    digests/ROOT.json      the digests of the files of a workspace, by their states
+    builds/NAME            the execution root of a build that runs
+
+Each file gets its name when it is whole, so nothing is half-written after a kill or on a full disk. Two builds may have
+one store: what both write is the same, or the later one stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from stagec.core.data import writing
+from stagec.core.messages.errors import Problem, StagecError
+
+_KEPT = 16
+"""The most results of one action: of the contents that its sources had last."""
+_FRESH = 2.0
+"""Seconds: a file that is so new may change once more, and have the same state (https://git-scm.com/docs/racy-git)."""
+
+
+class Made(NamedTuple):
+    """What an action made once.
+
+    reads: the digests of the sources that it read. outputs: digest and bytes, by path. seconds: how long that took.
+    """
+
+    reads: Mapping[str, str]
+    outputs: Mapping[str, tuple[str, int]]
+    seconds: float
+
+
+def default_folder() -> Path:
+    """Return the store of this user: `stagec` below XDG_CACHE_HOME, or below ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "stagec"
+
+
+class Store:
+    """A store in a folder, which is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        with _blaming(self.folder):
+            for name in ("blobs", "actions", "digests", "builds"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def find(self, key: str) -> list[Made]:
+        """Return what an action of this key made, of different sources, the last one first."""
+        path = self.folder / "actions" / f"{key}.json"
+        try:
+            entries = json.loads(path.read_bytes())
+            os.utime(path)  # `trim` removes what nobody has asked for
+        except (OSError, ValueError):
+            return []
+        return [
+            Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, s) for reads, outputs, s in entries
+        ]
+
+    def has(self, made: Made) -> bool:
+        """Return whether all outputs are there."""
+        try:
+            return all(self._blob(digest).stat().st_size == size for digest, size in made.outputs.values())
+        except OSError:
+            return False
+
+    def place(self, digest: str, path: Path) -> None:
+        """Let a file be at a path of an execution root too, unless something is."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not a hard link: to make or to remove one changes the state of the file, and a worker would say that an input
+        # has changed in the middle of an action of another build.
+        with contextlib.suppress(FileExistsError):
+            path.symlink_to(self._blob(digest))
+
+    def keep(self, key: str, root: Path, outputs: Sequence[str], reads: Mapping[str, str], seconds: float) -> Made:
+        """Take the outputs of an action that are there, and remember them. Raises StagecError: a full disk."""
+        taken: dict[str, tuple[str, int]] = {}
+        with _blaming(self.folder):
+            for name in outputs:
+                path = root / name
+                if not path.exists():
+                    continue
+                digest, size = digest_of(path), path.stat().st_size
+                blob = self._blob(digest)
+                blob.parent.mkdir(exist_ok=True)
+                path.chmod(0o444)
+                # A file that is there stays: another build may read it. It is cut off if the machine lost its power.
+                if blob.exists() and digest_of(blob) == digest:
+                    path.unlink()
+                else:
+                    path.rename(blob)
+                self.place(digest, path)
+                taken[name] = digest, size
+            made = Made(reads, taken, seconds)
+            others = [other for other in self.find(key) if other.reads != reads]
+            self._write(f"actions/{key}.json", [tuple(entry) for entry in [made, *others][:_KEPT]])
+        return made
+
+    def write(self, digest: str, path: str) -> None:
+        """Write a file to a path of the user's, in one step. Raises StagecError if what is kept is damaged."""
+        blob = self._blob(digest)
+        with blob.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                blob.unlink()
+                raise StagecError(Problem(str(blob), "", "it is damaged, and now removed", "build again"))
+            file.seek(0)
+            with _blaming(Path(path)):
+                writing.named(path, iter(lambda: file.read(1 << 20), b""))
+
+    def read(self, digest: str) -> bytes:
+        """Return the content of a small file."""
+        return self._blob(digest).read_bytes()
+
+    @contextlib.contextmanager
+    def execution_root(self) -> Iterator[Path]:
+        """Make an empty folder for a build, and remove it; and those of builds that were killed."""
+        builds = self.folder / "builds"
+        with _blaming(builds), _lock(builds):  # or another build would remove it before it is held
+            for other in builds.iterdir():
+                with contextlib.suppress(OSError), _lock(other, fcntl.LOCK_NB):
+                    shutil.rmtree(other)
+            root = Path(tempfile.mkdtemp(dir=builds))
+            held = contextlib.ExitStack()
+            held.enter_context(_lock(root))
+        with held:
+            try:
+                yield root
+            finally:
+                shutil.rmtree(root, ignore_errors=True)
+
+    def digests(self, name: str) -> Digests:
+        """Return the digests that are remembered of the files of a workspace or an environment."""
+        return Digests(self, f"digests/{name}.json")
+
+    def _blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest[:2] / digest[2:]
+
+    def _write(self, name: str, value: object) -> None:
+        writing.named(str(self.folder / name), [json.dumps(value).encode()])
+
+
+class Digests:
+    """The digests of files: a file whose state is as before has the digest that it had."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+        self._known: dict[str, tuple[list[int], str]] = {}  # pairs are lists, as JSON has them
+        self._taken: dict[str, tuple[list[int], str]] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self._known = json.loads((store.folder / name).read_bytes())
+
+    def of(self, path: str) -> str:
+        """Return the digest of a file; the same one each time. Raises OSError."""
+        if path not in self._taken:
+            state = _state(path)
+            before, digest = self._known.get(path, ([], ""))
+            self._taken[path] = state, digest if before == state else digest_of(path)
+        return self._taken[path][1]
+
+    def changed(self, paths: Sequence[str]) -> list[str]:
+        """Return those of files that have changed since their digests were taken: those may be of other content."""
+        changed = []
+        for path in paths:
+            try:
+                same = path not in self._taken or _state(path) == self._taken[path][0]
+            except OSError:
+                same = False
+            if not same:
+                changed.append(path)
+        return changed
+
+    def save(self) -> None:
+        """Remember them."""
+        old = time.time_ns() - int(_FRESH * 1e9)
+        lasting = {path: entry for path, entry in self._taken.items() if max(entry[0][-2:]) < old}
+        if any(entry != tuple(self._known.get(path, ())) for path, entry in lasting.items()):
+            with contextlib.suppress(OSError):
+                self._store._write(self._name, {**self._known, **lasting})
+
+
+def digest_of(path: str | Path) -> str:
+    """Return the SHA-256 (hex) of a file. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _state(path: str) -> list[int]:
+    status = os.stat(path)
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, how: int = 0) -> Iterator[None]:
+    """Hold a folder; the kernel lets it go when this process ends.
+
+    how: LOCK_NB, to raise OSError if another process has it, and not to wait.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StagecError(Problem(str(error.filename or path), "", f"cannot be written: {error.strerror}")) from error

@@ -1,0 +1,387 @@
+"""Builds without Bazel: what they write, what an edit runs again, and what becomes of one that is interrupted.
+
+tests/test_e2e.py compares bytes and command lines with those of Bazel.
+
+Modules: `cli/build.py`, `local/actions.py`, `local/building.py`, `local/environment.py`, `local/pool.py`,
+`local/running.py`, `local/store.py`, `worker/client.py`.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stagec
+from stagec.local import environment
+from stagec.local.store import Store
+from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand
+from tests.test_readme import commands, files
+from tests.users import WAYS, isolation, needs_isolation, where
+
+PAGE = files("docs/without-bazel.md")
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+
+[targets.cpu]
+platform = "cpu"
+isa = "AVX2"
+
+[functions.double]
+entry = "models.f:double"
+args = ["f32[n]"]
+buckets = { n = [1, 2] }
+targets = ["cpu"]
+
+[functions.shift]
+entry = "models.g:shift"
+args = ["f32[3]"]
+targets = ["cpu"]
+golden = { seed = 1 }
+"""
+SOURCES = {
+    "models/m.toml": MANIFEST,
+    "models/f.py": """import jax.numpy as jnp
+from models import shared
+
+def double(x):
+    return jnp.sin(x) * shared.TWO
+""",
+    "models/g.py": "def shift(x):\n    return x + 1\n",
+    "models/shared.py": "TWO = 2\n",
+    "models/other.py": "TEN = 10\n",
+    "pyproject.toml": "",
+}
+
+
+class Workspace:
+    """A workspace with a manifest, and a store of its own."""
+
+    def __init__(self, folder: Path, sources: Mapping[str, str] = SOURCES) -> None:
+        self.root, self.cache = folder / "workspace", folder / "cache"
+        for name, text in sources.items():
+            self.write(name, text)
+        self.environment = {**action_environment(), "XDG_CACHE_HOME": str(self.cache)}
+        self.words = [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), "build", "models/m.toml"]
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def replace(self, name: str, old: str, new: str) -> None:
+        text = (self.root / name).read_text()
+        assert text.count(old) == 1
+        self.write(name, text.replace(old, new))
+
+    def run(self, *words: str, before: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = [*(before or []), *self.words, *words]
+        return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True)
+
+    def build(self, *words: str) -> set[str]:
+        """Build; return the actions that ran."""
+        done = self.run("--json", *words)
+        assert done.returncode == 0, done.stderr
+        return set(json.loads(done.stdout)["ran"])
+
+    def shell(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Run a line of a shell that has a command stagec."""
+        programs = self.cache.parent / "bin"
+        programs.mkdir(exist_ok=True)
+        (programs / "stagec").write_text(f'#!/bin/sh\nexec {shlex.join(self.words[:-2])} "$@"\n')
+        (programs / "stagec").chmod(0o755)
+        variables = {**self.environment, "PATH": f"{programs}:{os.environ['PATH']}"}
+        return subprocess.run(["sh", "-c", line], cwd=self.root, env=variables, capture_output=True, text=True)
+
+    def refusal(self, *words: str, status: int = 2) -> str:
+        """What the build says that fails."""
+        done = self.run(*words)
+        assert done.returncode == status, done.stderr
+        assert not done.stdout
+        return done.stderr
+
+    def sha256(self) -> str:
+        return hashlib.sha256((self.root / "m.aot").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def isolated() -> None:
+    needs_isolation()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("build"))
+    compiled = {f"action compile m.{name}" for name in ("double.cpu.n1", "double.cpu.n2", "shift.cpu")}
+    exported = {f"action export m.{name}" for name in ("double", "shift")}
+    others = {"action imports m.imports", "action golden m.shift.golden", "action bundle m"}
+    assert workspace.build() == compiled | exported | others
+    return workspace
+
+
+@pytest.fixture
+def built(finished: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of a finished build: of the workspace, and of the store."""
+    workspace = Workspace(tmp_path, {})
+    shutil.copytree(finished.root, workspace.root)
+    shutil.copytree(finished.cache, workspace.cache)
+    return workspace
+
+
+def test_the_bundle_is_the_one_of_its_commands(built: Workspace, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    by_hand = build_by_hand("models/m.toml", out, built.root)
+    assert (built.root / "m.aot").read_bytes() == by_hand.read_bytes()
+    x = np.ones(2, np.float32)
+    assert np.allclose(stagec.load(built.root / "m.aot")["double"](x), np.sin(x) * 2)
+
+
+def test_an_edit_runs_what_it_changes(built: Workspace) -> None:
+    exported, shift = "action export m.double", "action export m.shift"
+    compiled = {"action compile m.double.cpu.n1", "action compile m.double.cpu.n2"}
+    assert built.build() == set()
+    built.write("models/f.py", "# A comment.\n" + SOURCES["models/f.py"])
+    assert built.build() == {"action imports m.imports", exported}
+    built.write("models/other.py", "TEN = 11\n")
+    built.write("models/new.py", "")
+    assert built.build() == {"action imports m.imports"}
+    before = built.sha256()
+    built.write("models/shared.py", "TWO = 3\n")
+    assert built.build() == {"action imports m.imports", exported, *compiled, "action bundle m"}
+    assert built.sha256() != before
+    built.write("models/shared.py", "TWO = 2\n")  # all of that is kept
+    assert built.build() == set()
+    assert built.sha256() == before
+    built.replace("models/m.toml", 'version = "1"', 'version = "2"')
+    assert built.build() == {"action bundle m"}
+    built.write("models/shared/__init__.py", "TWO = 5\n")  # a package comes before the module
+    assert built.build() == {"action imports m.imports", exported, *compiled, "action bundle m"}
+    (built.root / "models" / "shared" / "__init__.py").unlink()
+    (built.root / "models" / "shared").rmdir()
+    built.replace("models/m.toml", 'args = ["f32[3]"]', 'args = ["f32[4]"]')  # and the imports are as before
+    assert shift in built.build()
+
+
+def test_another_place_and_time_change_nothing(built: Workspace, tmp_path: Path) -> None:
+    moved = Workspace(tmp_path / "elsewhere", {})
+    shutil.copytree(built.root, moved.root)
+    shutil.copytree(built.cache, moved.cache)
+    os.utime(moved.root / "models" / "f.py", (1, 1))
+    assert moved.build() == set()
+
+
+def test_a_part_of_a_manifest(built: Workspace) -> None:
+    assert built.build("--function", "shift", "--output", "part/shift.aot") == {
+        "action imports m.imports",
+        "action bundle m",
+    }
+    assert list(stagec.load(built.root / "part" / "shift.aot")) == ["shift"]
+    said = built.refusal("--function", "shifts", "--target", "cpu2")
+    assert said == (
+        'models/m.toml: functions: there is no function "shifts"\n  did you mean "shift"?\n'
+        'models/m.toml: targets: there is no target "cpu2"\n  did you mean "cpu"?\n'
+    )
+
+
+def test_artifacts_are_written_too(built: Workspace) -> None:
+    assert built.build("--artifacts", "all", "--output", "all/m.aot") == set()
+    names = {path.name for path in (built.root / "all").iterdir() if path.is_file()}
+    assert {"m.aot", "m.double.exported", "m.double.cpu.n1.xla", "m.shift.golden.safetensors"} <= names
+    exported = stagec.Exported.deserialize((built.root / "all" / "m.double.exported").read_bytes())
+    assert exported.fun_name == "double"
+
+
+def test_what_would_run(built: Workspace) -> None:
+    assert built.run("--dry-run").stdout == "nothing to do\n"
+    built.write("models/shared.py", "TWO = 4\n")
+    lines = built.run("--dry-run").stdout.splitlines()
+    assert [line.split() for line in lines[:2]] == [["run", "imports", "m.imports"], ["maybe", "export", "m.double"]]
+    assert built.run("--dry-run").stdout.splitlines() == lines
+
+
+def test_a_mistake_is_said_once(built: Workspace) -> None:
+    built.replace("models/m.toml", "models.f:double", "models.f:treble")
+    built.write("models/g.py", "def shift(x):\n    return x +\n")
+    said = built.refusal("--keep-going", "--output", "other.aot")
+    assert said.count("models/m.toml: functions.double.entry") == 1
+    assert "models/g.py" in said
+    assert "Traceback" not in said
+    assert not (built.root / "other.aot").exists()
+    said = built.refusal("--jobs", "1")
+    assert ("functions.double" in said) != ("functions.shift" in said)  # it ends after the first
+    built.replace("models/m.toml", "[functions.double]", "[functions.double")
+    assert built.refusal().startswith("models/m.toml")
+
+
+def test_an_action_sees_what_is_declared(built: Workspace) -> None:
+    built.write("models/scale.txt", "3")
+    built.write(
+        "models/g.py", "SCALE = float(open('models/scale.txt').read())\n\ndef shift(x):\n    return x + SCALE\n"
+    )
+    assert "models/scale.txt is not an input of this action" in built.refusal("--keep-going")
+    assert "action export m.shift" in built.build("--data", "models/scale.txt")
+    before = built.sha256()
+    built.write("models/scale.txt", "4")
+    assert "action export m.shift" in built.build("--data", "models")
+    assert built.sha256() != before
+    said = built.refusal("--data", "nothing")
+    assert said == f"--data nothing: there is no such file or folder below {built.root}\n"
+
+
+def test_two_builds_have_one_store(finished: Workspace, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    words = [*workspace.words, "--jobs", "1"]
+    outputs = ["one.aot", "two.aot"]
+    processes = [
+        subprocess.Popen([*words, "--output", name], cwd=workspace.root, env=workspace.environment) for name in outputs
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    for name in outputs:
+        assert (workspace.root / name).read_bytes() == (finished.root / "m.aot").read_bytes()
+    assert not list((workspace.cache / "stagec" / "builds").iterdir())
+
+
+def test_a_build_that_is_killed_leaves_nothing_half_written(finished: Workspace, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    builds = workspace.cache / "stagec" / "builds"
+    for wanted in ("*.spec.json", "*.exported", "*.xla"):
+        process = subprocess.Popen(workspace.words, cwd=workspace.root, env=workspace.environment)
+        while not list(builds.glob(f"*/stagec-out/models/{wanted}")) and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    assert not (workspace.root / "m.aot").exists()
+    workspace.build()
+    assert workspace.sha256() == finished.sha256()
+    assert not list(builds.iterdir())
+    blobs = [path for path in (workspace.cache / "stagec" / "blobs").glob("*/*") if not path.name.startswith(".")]
+    assert all(hashlib.sha256(path.read_bytes()).hexdigest() == path.parent.name + path.name for path in blobs)
+
+
+def test_ctrl_c_ends_it(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.write("models/g.py", "import time\ntime.sleep(1000)\n")
+    with subprocess.Popen(workspace.words, cwd=workspace.root, env=workspace.environment) as process:
+        while not list((workspace.cache / "stagec" / "actions").glob("*")) or process.poll() is not None:
+            time.sleep(0.01)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert not list((workspace.cache / "stagec" / "builds").iterdir())
+
+
+@pytest.mark.parametrize("size", ["16k", "64k", "120k", "180k"])
+def test_a_full_disk(size: str, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.cache.mkdir()
+    command: list[str | Path] = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", workspace.cache]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system takes root")
+    try:
+        done = workspace.run("--jobs", "1")
+    finally:
+        subprocess.run(["umount", "-l", workspace.cache], check=True)
+    assert done.returncode in (1, 2)
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (workspace.root / "m.aot").exists()
+
+
+def test_a_damaged_store_is_noticed(built: Workspace) -> None:
+    blob = built.cache / "stagec" / "blobs" / built.sha256()[:2] / built.sha256()[2:]
+    blob.chmod(0o644)
+    data = bytearray(blob.read_bytes())
+    data[100] ^= 1
+    blob.write_bytes(data)
+    assert "it is damaged, and now removed\n  build again" in built.refusal("--output", "again.aot")
+    assert built.build("--output", "again.aot") == {"action bundle m"}
+    blob.chmod(0o644)
+    blob.write_bytes(data[:-1])  # the machine lost its power
+    assert built.build("--output", "again.aot") == {"action bundle m"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_actions_are_isolated_as_those_of_bazel(way: str, built: Workspace) -> None:
+    if isolation()[0] == "":
+        pytest.skip("nothing isolates actions here")
+    secret = built.root.parent / "secret"
+    secret.write_text("a secret")
+    built.write("models/g.py", f"def shift(x):\n    return x + len(open({str(secret)!r}).read())\n")
+    done = built.run("--keep-going", before=where(way))
+    assert (done.returncode == 0) == (way == "filter"), done.stderr  # docs/security.md says what a filter lets
+
+
+def test_in_a_notebook(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(built.cache))
+    monkeypatch.chdir(built.root / "models")
+    bundle = stagec.build("m.toml", "m.aot", functions=["shift"])
+    assert np.array_equal(bundle["shift"](np.zeros(3, np.float32)), np.ones(3, np.float32))
+    built.write("models/g.py", "def shift(y):\n    return z\n")
+    with pytest.raises(stagec.StagecError, match=r"functions\.shift"):
+        stagec.build("m.toml")
+    with pytest.raises(stagec.StagecError, match=r"x\.toml: cannot be read: No such file"):
+        stagec.build("x.toml")
+
+
+@pytest.mark.parametrize(("program", "file"), [("make", "Makefile"), ("ninja", "build.ninja")])
+def test_make_and_ninja_know_what_a_bundle_depends_on(program: str, file: str, built: Workspace) -> None:
+    """They run the recipes of the page."""
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    built.write(file, PAGE[file].replace("models/models.toml", "models/m.toml"))
+
+    def ran() -> bool:
+        done = built.shell(f"{program} build/models.aot")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return "actions ran" in done.stdout
+
+    assert ran()
+    assert not ran()
+    built.write("models/other.py", "TEN = 12\n")
+    assert not ran()
+    built.write("models/shared.py", "TWO = 6\n")
+    assert ran()
+    (built.root / "models" / "shared.py").unlink()
+    built.write("models/f.py", "def double(x):\n    return x * 2\n")
+    assert ran()
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """Its files, and its commands in their order."""
+    workspace = Workspace(tmp_path, PAGE)
+    for line in [*commands("docs/without-bazel.md"), f"{shlex.join(PYTHON)} notebook.py"]:
+        if shutil.which(line.split()[0]) or line.startswith("stagec"):
+            done = workspace.shell(line)
+            assert (done.returncode, done.stderr) == (0, ""), line
+    assert done.stdout == "(32, 10)\n"
+    assert {"models.predict.exported", "models.predict.cpu-avx2.batch32.xla"} <= {
+        path.name for path in (workspace.root / "build" / "all").iterdir()
+    }
+
+
+def test_the_packages_are_in_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = Store(tmp_path / "store").digests("of-a-test")
+    installed, edited = tmp_path / "site-packages", tmp_path / "edited"
+    for path, text in {installed / "a-1.dist-info" / "RECORD": "a.py,sha256=x,1", edited / "b.py": "B = 1"}.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    seen = [environment.facts([str(installed), str(edited)], digests)["packages"]]
+    for path, text in {installed / "a-1.dist-info" / "RECORD": "a.py,sha256=y,1", edited / "b.py": "B = 2"}.items():
+        path.write_text(text)
+        digests = Store(tmp_path / "store").digests("of-a-test")
+        seen.append(environment.facts([str(installed), str(edited)], digests)["packages"])
+    assert len({*seen}) == 3
+    # A process that imports the model itself has the workspace on its path; an action gets its import roots.
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(installed), *sys.path])
+    assert environment.packages([str(tmp_path)])[0] == str(installed)
