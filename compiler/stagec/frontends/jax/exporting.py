@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import jax.export
 
+from stagec.core.trees.tree import Tree
 from stagec.frontends.jax import wholes
+from stagec.stages.exported import Exported
 
 
 def export(
@@ -39,3 +41,15 @@ def export(
             raise
         allow(calls)
     return attempt([*disabled, *map(jax.export.DisabledSafetyCheck.custom_call, calls)])
+
+
+def flat(exported: Exported) -> jax.export.Exported:
+    """Return an exported function as JAX's, of flat arguments and results: its types need not be registered here."""
+    orders, derivative = 0, exported
+    while derivative.has_vjp():
+        orders, derivative = orders + 1, derivative.vjp()
+    flat_in, flat_out = (
+        Tree("tuple", (Tree("leaf"),) * len(avals)) for avals in (exported.in_avals, exported.out_avals)
+    )
+    flat = dataclasses.replace(exported, in_tree=Tree("tuple", (flat_in, Tree("dict"))), out_tree=flat_out)
+    return jax.export.deserialize(bytearray(flat.serialize(orders)))
