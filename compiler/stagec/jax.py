@@ -105,16 +105,16 @@ def jit(
 ) -> Warm:
     """Return `fun` as `jax.jit` does, but calls that were built run the bundle's executable, and trace nothing.
 
-    A call is JAX's own, and the log says once why, if anything differs from the build or cannot be compared: a source of
-    yours that the trace imported, a setting of JAX, the version of a package, a value that the function reaches by a
-    name or closed over, a static value, a type or a size, a donated argument.
+    A call is JAX's own, and the log says once why, if anything differs from the build or cannot be compared: a source
+    of yours that the trace imported, a setting of JAX, the version of a package, a value that the function reaches by
+    a name or closed over, a static value, a type or a size, a donated argument.
 
     fun: the function of the manifest's `entry`, without `jax.jit`.
     bundle: of the manifest. name: of the function there. None: the one that was built from `fun`.
     verify: how to find what else differs, such as a clock, a file or an environment variable that the model read.
-        "background": after the first call, trace and lower in a thread, and compare with what was built. A difference is
-        an error in the log, and JAX runs all later calls. "first": do that before the first call, so a result is never
-        wrong; XLA still compiles nothing. "never": do not.
+        "background": after the first call, trace and lower in a thread, and compare with what was built. A difference
+        is an error in the log, and JAX runs all later calls. "first": do that before the first call, so a result is
+        never wrong; XLA still compiles nothing. "never": do not.
 
     options: those of `jax.jit`. With others than static_argnums, static_argnames, donate_argnums, donate_argnames,
     keep_unused and inline, all calls are JAX's.

@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jaxlib.mlir import passmanager
 
 from stagec.core.messages.errors import either
@@ -34,6 +33,8 @@ from stagec.stages.exported import Exported
 Verify: TypeAlias = Literal["background", "first", "never"]
 _VERIFY: tuple[Verify, ...] = ("background", "first", "never")
 _LOGGER = logging.getLogger("jax.stagec")
+_LATER = 2.0
+"""Seconds from a first call to its comparison in the background."""
 _OPTIONS = frozenset(
     ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused", "inline")
 )
@@ -59,7 +60,7 @@ class Warm:
     def __init__(
         self, fun: Callable[..., Any], bundle: Bundle, name: str, verify: Verify, options: Mapping[str, Any]
     ) -> None:
-        """options: of `jax.jit`. Raises KeyError for a function that the bundle lacks, ValueError for another verify."""
+        """options: of `jax.jit`. Raises KeyError if the bundle has no such function, ValueError for another verify."""
         if verify not in _VERIFY:
             raise ValueError(f"verify is {verify!r}; write {either([repr(each) for each in _VERIFY])}")
         functools.update_wrapper(self, fun, updated=())
@@ -116,10 +117,13 @@ class Warm:
             _LOGGER.warning("%s is traced: %s", self._name, why)
 
     def _behind(self, variant: Variant, settings: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare in a thread of its own."""
+        """Compare in a thread of its own, when the program has started or ended: tracing takes Python's lock."""
+        threading.main_thread().join(_LATER)
         try:
             if self._tracer.settings() != settings:
-                raise _Traced("it was called with settings of JAX that hold in one thread; verify='first' compares there")
+                raise _Traced(
+                    "it was called with settings of JAX that hold in one thread; verify='first' compares there"
+                )
             self._compare(variant, settings, args, kwargs)
         except _Traced as why:
             self._differs = str(why)
@@ -180,9 +184,13 @@ class Warm:
         if self._consumed(args, kwargs) != [*variant.descriptions[0].donated]:
             raise _Traced("it was built with other donated arguments")
 
+        is_hosted = not any(isinstance(leaf, jax.Array) for leaf in leaves)
+
         def way(*args: Any, **kwargs: Any) -> Any:
-            # For numpy's arrays alone, a bundle gives numpy's.
-            plain, named = jax.tree.map(jnp.asarray, split(args, kwargs)[0])
+            plain, named = split(args, kwargs)[0]
+            if is_hosted:  # for numpy's arrays alone, a bundle gives numpy's
+                (first, *rest), same = flatten((plain, named))
+                plain, named = same.unflatten([jax.device_put(first), *rest])
             return self._function(*plain, **named, **fixed)
 
         return variant, way
@@ -204,13 +212,12 @@ class Warm:
         named |= {name: value for name, value in static.items() if isinstance(name, str)}
         merged = self._tracer.static.merged(args, plain)
 
-        @functools.wraps(self._fun)
-        def again(*args: Any, **kwargs: Any) -> Any:  # of the function itself, JAX may know a trace
-            return self._fun(*args, **kwargs)
+        def another(fun: Callable[..., Any]) -> Any:  # of the function itself, JAX may know a trace
+            return jax.jit(functools.wraps(self._fun)(functools.partial(fun)), **self._options)
 
         # A function that is under jax.jit already is one more function in the module.
-        inner = jax.jit(again, **self._options) if self._function.description["premises"]["jitted"] else again
-        jitted = jax.jit(functools.wraps(self._fun)(lambda *args, **kwargs: inner(*args, **kwargs)), **self._options)
+        is_inside = self._function.description["premises"]["jitted"]
+        jitted = another(another(self._fun) if is_inside else self._fun)
         exported = exporting.export(jitted, merged, named, built.platforms, [], lambda _: None)
         if to_tree(exported.out_tree) != built.out_tree or any(aval.weak_type for aval in exported.out_avals):
             return "its result has another structure, or weak types"

@@ -76,7 +76,8 @@ class Machine:
         }
         command = [sys.executable, "-B", "-s", "-S", "program.py"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=self.here, env=env, text=True, preexec_fn=limit, **pipes)  # type: ignore[call-overload,no-any-return]
+        options = {"cwd": self.here, "env": env, "text": True, "preexec_fn": limit, **pipes}
+        return subprocess.Popen(command, **options)  # type: ignore[call-overload,no-any-return]
 
     def found(self, says: str = "", limit: Callable[[], None] | None = None, **variables: str) -> dict[str, int]:
         """Run the program; return how many programs were found, by place. says: what it writes besides."""
@@ -86,7 +87,9 @@ class Machine:
         out, err = process.communicate()
         assert (process.returncode, out) == (0, RIGHT), err
         assert says in err if says else not err
-        counts = re.findall(r'^stagec_jax_cache_lookups_total\{found="(\w+)"\} (\d+)$', metrics.read_text(), re.M)
+        counts = re.findall(
+            r'^stagec_jax_cache_lookups_total\{found="(\w+)"\} (\d+)$', metrics.read_text(), re.MULTILINE
+        )
         assert [found for found, _ in counts] == ["built", "kept", "damaged", "missing"]
         return {found: int(count) for found, count in counts if count != "0"}
 

@@ -32,8 +32,10 @@ _NO_MATTER = re.compile(
 )
 """Settings of JAX, by parts of their names, that change no program."""
 _TEXT = re.compile(
-    rb"""(?P<keep>(?P<quotes>\"\"\"|''')(?:\\.|.)*?(?P=quotes)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?<=[^\s])[ \t]*\#[^\n]*)
-    |(?:^|\n)[ \t\f]*(?:\#[^\n]*)?(?=\n|\Z)""",
+    rb"""(?P<keep>
+      (?P<quotes>\"\"\"|''')(?:\\.|.)*?(?P=quotes) | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
+      | (?<=[^\s])[ \t]*\#[^\n]*
+    ) | (?:^|\n)[ \t\f]*(?:\#[^\n]*)?(?=\n|\Z)""",
     re.DOTALL | re.VERBOSE,
 )
 """A string or a comment behind code, which stay; or a line with nothing, or nothing but a comment."""
@@ -49,7 +51,7 @@ class UnknownValueError(ValueError):
 def of(function: Any) -> dict[str, Any]:
     """Return what a trace of `function` takes for granted, as plain values.
 
-    function: its own name. jitted: whether the manifest names it as `jax.jit` made it: it is a function in the module then.
+    function: its own name. jitted: whether `jax.jit` made what the manifest names: it is a function in the module then.
     sources: digests of the user's modules that this process has imported. settings: JAX's that are on, as strings.
     values: the digest of what the function reaches; "" if it cannot be described, and `unknown` says what.
     """
@@ -79,7 +81,9 @@ def differing(recorded: Mapping[str, Any], function: Any) -> str:
 
 def settings() -> dict[str, str]:
     """Return JAX's settings here and now that are on and may change a program."""
-    values = {name: getattr(jax.config, name, None) for name in sorted(jax.config.values) if not _NO_MATTER.search(name)}
+    values = {
+        name: getattr(jax.config, name, None) for name in sorted(jax.config.values) if not _NO_MATTER.search(name)
+    }
     return {name: str(value) for name, value in values.items() if value}
 
 
@@ -98,11 +102,12 @@ def _inside(function: Any) -> Any:
 def _source(name: str) -> str:
     """Return the digest of a module's source; "" if it has none here."""
     try:
-        file = getattr(sys.modules.get(name), "__file__", None) or importlib.util.find_spec(name).origin  # type: ignore[union-attr]
-        content = Path(str(file)).read_bytes()
-    except (AttributeError, ImportError, OSError, ValueError):
+        module: Any = sys.modules.get(name) or importlib.util.find_spec(name)
+        content = Path(getattr(module, "__file__", None) or module.origin).read_bytes()
+    except (AttributeError, ImportError, OSError, TypeError, ValueError):
         return ""
-    return hashlib.sha256(_TEXT.sub(lambda match: match["keep"] or b"", content.replace(b"\r\n", b"\n"))).hexdigest()
+    bare = _TEXT.sub(lambda match: match["keep"] or b"", content.replace(b"\r\n", b"\n"))
+    return hashlib.sha256(bare.lstrip(b"\n")).hexdigest()
 
 
 def _values(function: Any, sources: Collection[str]) -> dict[str, str]:
@@ -128,7 +133,7 @@ def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, 
     elif isinstance(value, _PLAIN):
         yield value.hex() if isinstance(value, float) else repr(value)
     elif isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer):
-        words = jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+        words = jax.random.key_data(value) if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key) else value
         yield f"{value.dtype}{value.shape}{hashlib.sha256(np.asarray(words).tobytes()).hexdigest()}"
     elif isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | types.WrapperDescriptorType):
         yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
@@ -173,7 +178,9 @@ def _parts(value: Any, path: str, sources: Collection[str]) -> Iterator[tuple[st
         case _ if dataclasses.is_dataclass(value) or type(value).__module__ in sources:
             yield "class", type(value)
             yield from sorted(getattr(value, "__dict__", {}).items())
-            yield from ((name, getattr(value, name)) for name in getattr(value, "__slots__", ()) if hasattr(value, name))
+            yield from (
+                (name, getattr(value, name)) for name in getattr(value, "__slots__", ()) if hasattr(value, name)
+            )
         case _:
             raise UnknownValueError(f"{path or 'itself'}, a {type(value).__qualname__}, which stagec cannot compare")
 
