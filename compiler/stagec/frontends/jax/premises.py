@@ -23,8 +23,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from stagec.frontends.common import user_code
-
 _NO_MATTER = re.compile(
     "address|backend|cache|checks|collectives|color|coordin|debug|distributed|dump|explain|export|leak|log|mock|"
     "num_cpu|pgle|platform|preempt|profile|recover|report|serial|share|socket|source|thread_guard|timeout|traceback|"
@@ -55,6 +53,8 @@ def of(function: Any) -> dict[str, Any]:
     sources: digests of the user's modules that this process has imported. settings: JAX's that are on, as strings.
     values: the digest of what the function reaches; "" if it cannot be described, and `unknown` says what.
     """
+    from stagec.frontends.common import user_code  # the build's
+
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     users = sorted(name for name, file in files.items() if file and name != "__main__" and user_code.is_users(file))
     sources = {name: digest for name in users if (digest := _source(name))}
