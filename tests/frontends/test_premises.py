@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ import stagec
 import stagec.jax
 from stagec import jax_warm
 from stagec.frontends.jax import premises
-from tests.building import COMPILER, build
+from tests.building import COMPILER, ROOT, build
 
 MANIFEST = """
 [manifest]
@@ -289,7 +290,7 @@ def test_what_nobody_recorded_is_found(
     changed: str,
     verify: Any,
 ) -> None:
-    """First, no result is wrong. In the background it is told, and later ones are right."""
+    """First, no result is wrong. In the background stagec finds it, and later ones are right."""
     model()
     HIDDEN[changed](root, monkeypatch)
     caplog.set_level(logging.WARNING, "jax.stagec")
@@ -370,24 +371,46 @@ def test_what_cannot_be_compared_is_traced(bundle: stagec.Bundle, caplog: pytest
 
 
 def test_a_program_that_nobody_changed(root: Path) -> None:
-    (root / "program.py").write_text(PROGRAM)
     (root / "warm_program.py").write_text(UNCHANGED)
+    untraced, traced = ("78.0\n312.0\n2.0\n" + said for said in ("False\n", "True\n"))
+    assert python(PROGRAM, root, "never") == (untraced, "")
+    assert python(PROGRAM, root, "first") == (traced, "")
+    assert python(PROGRAM, root, "background") == (untraced, "")
+    printed, told = python(PROGRAM, root, "background", OFFSET="1")  # told, although the program has ended
+    assert printed == untraced
+    assert told.startswith("predict is not the program that was built")
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """The program of docs/with-jax.md, with the model of docs/bazel.md, and what is said of an edit."""
+    section = (ROOT / "docs" / "with-jax.md").read_text("utf-8").partition("\n## Start without tracing\n")[2]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("bazel.md", "with-jax.md")]
+    (model,) = re.findall(r"```python\n(# models/scale.py\n.*?)```", pages[0], re.DOTALL)
+    (manifest,) = re.findall(r"```toml\n(# models/models.toml\n.*?)```", pages[1], re.DOTALL)
+    out = tmp_path / "bazel-bin" / "models"
+    out.mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "scale.py").write_text(model)
+    (tmp_path / "models.toml").write_text(manifest)
+    build("models.toml", out, tmp_path)
+    assert python(program, tmp_path) == ("(32, 3)\n", "")
+    (tmp_path / "models" / "scale.py").write_text(f"# a comment\n\n{model}")
+    assert python(program, tmp_path) == ("(32, 3)\n", "")
+    (tmp_path / "models" / "scale.py").write_text(model.replace("tanh", "sinh"))
+    (says,) = re.findall(r"^    (scale is traced: .*\n)", section, re.MULTILINE)
+    assert python(program, tmp_path) == ("(32, 3)\n", says)
+
+
+def python(program: str, root: Path, *words: str, **variables: str) -> tuple[str, str]:
+    """Run a program with stagec; return what it prints and logs."""
     site = [entry for entry in sys.path if entry.endswith("site-packages")]
     path = os.pathsep.join([*site, str(root), str(COMPILER)])
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-
-    def run(verify: str, **variables: str) -> tuple[list[str], str]:
-        command = [sys.executable, "-B", "-s", "-S", "program.py", verify]
-        done = subprocess.run(command, cwd=root, env={**env, **variables}, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split(), done.stderr
-
-    assert run("never") == (["78.0", "312.0", "2.0", "False"], "")
-    assert run("first") == (["78.0", "312.0", "2.0", "True"], "")
-    assert run("background") == (["78.0", "312.0", "2.0", "False"], "")
-    printed, told = run("background", OFFSET="1")  # told, although the program has ended
-    assert printed == ["78.0", "312.0", "2.0", "False"]
-    assert told.startswith("predict is not the program that was built")
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **variables}
+    command = [sys.executable, "-B", "-s", "-S", "-c", program, *words]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
 
 def test_lines_that_say_nothing_change_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

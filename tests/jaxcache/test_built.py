@@ -1,4 +1,4 @@
-"""A folder that stagec built, under programs that nobody changed: what is read, what is kept elsewhere, what is told.
+"""A folder that stagec built, under programs that nobody changed: what is read, what is kept elsewhere, and what it says.
 
 Modules: `jaxcache/built.py`, `jax_cache.py`, `jax_plugin.py`, `frontends/jax/cache_keys.py`, `cli/sign.py`.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from stagec.jaxcache import jax_entries
-from tests.building import COMPILER, build_jax_cache, stagec
+from tests.building import COMPILER, ROOT, build_jax_cache, stagec
 
 MANIFEST = """
 [manifest]
@@ -208,6 +208,25 @@ def test_a_folder_that_nobody_signed_is_not_read(machine: Machine, tmp_path: Pat
     refused(f"[Errno 2] No such file or directory: '{index}'")
 
 
+def test_the_page_names_the_variables(machine: Machine) -> None:
+    """docs/with-jax.md: all of them are set at once, with paths of this machine."""
+    page = (ROOT / "docs" / "with-jax.md").read_text("utf-8")
+    said = re.findall(r"^    export STAGEC_(\w+)=(.*)$", page, re.MULTILINE)
+    assert [name for name, _ in said] == ["MISSES_DIR", "ON_MISS", "JAX_CACHE_METRICS", "JAX_CACHE_KEYS"]
+    (command,) = re.findall(r"^    stagec (sign models.jax_cache .*)$", page, re.MULTILINE)
+    made = {"models.jax_cache": str(machine.folder), "team.key": str(machine.here / "team.key")}
+    words = ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", made["team.key"]]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    public = ["pkey", "-in", made["team.key"], "-pubout", "-out", machine.here / "team.pem"]
+    subprocess.run(["openssl", *public], check=True)
+    done = stagec(*[made.get(word, word) for word in command.split()], cwd=machine.here)
+    assert done.returncode == 0, done.stderr
+    here = {**dict(said), "MISSES_DIR": str(machine.misses), "JAX_CACHE_KEYS": str(machine.here / "team.pem")}
+    del here["JAX_CACHE_METRICS"]
+    assert machine.found("jit_triple", **here) == BUILT
+    assert machine.found(**here) == KEPT
+
+
 def test_another_folder_is_not_signed(tmp_path: Path) -> None:
     key = tmp_path / "key"
     words = ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key]
@@ -215,4 +234,4 @@ def test_another_folder_is_not_signed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     done = stagec("sign", tmp_path / "folder", "--model-signing", "--key", key, cwd=tmp_path)
     assert done.returncode == 2
-    assert "folder: it has no stagec.json, so it is no folder for JAX's compilation cache" in done.stderr
+    assert "folder: it has no stagec.json: stagec did not build it for JAX's compilation cache" in done.stderr
