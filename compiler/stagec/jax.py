@@ -11,34 +11,35 @@ compiles a larger program, and takes the exported artifact as a part of it.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.dtypes import float0
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
-from stagec.core.trees.tree import Tree
+from stagec.frontends.jax import premises
+from stagec.jax_warm import Verify, Warm, functions
+from stagec.loader import load
 from stagec.loader.bundle import Bundle
 from stagec.loader.variant import Variant
 from stagec.pjrt.arrays import abstract_array, single_device
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.jax_arrays import KEYS
 from stagec.pjrt.weights import Weight
-from stagec.stages.exported import Exported
 
-__all__ = ["function"]
+__all__ = ["function", "jit", "warm"]
 
 Derivatives: TypeAlias = Literal["reverse", "forward"]
 LOOP = "loop"
@@ -97,11 +98,70 @@ def function(
     return call
 
 
+def jit(
+    fun: Callable[..., Any], bundle: Bundle, name: str | None = None, *, verify: Verify = "background", **options: Any
+) -> Warm:
+    """Return `fun` as `jax.jit` does, but calls that were built run the bundle's executable, and trace nothing.
+
+    A call is JAX's own, and the log says once why, if anything differs from the build or cannot be compared: a source
+    of yours that the trace imported, a setting of JAX, the version of a package, a value that the function reaches by
+    a name or closed over, a static value, a type or a size, a donated argument.
+
+    fun: the function of the manifest's `entry`, without `jax.jit`.
+    bundle: of the manifest. name: of the function there. None: the one that was built from `fun`.
+    verify: how to find what else differs, such as a clock, a file or an environment variable that the model read.
+        "background": after the first call, trace and lower in a thread, and compare with what was built. A difference
+        is an error in the log, and JAX runs all later calls. "first": do that before the first call, so a result is
+        never wrong; XLA still compiles nothing. "never": do not.
+
+    options: those of `jax.jit`. With others than static_argnums, static_argnames, donate_argnums, donate_argnames,
+    keep_unused and inline, all calls are JAX's.
+
+    Raises KeyError if the bundle has no such function, ValueError for another `verify`.
+    """
+    built = name or functions(bundle).get(premises.name_of(fun))
+    if built is None:
+        raise KeyError(f"no function of {bundle.name} was built from {premises.name_of(fun)}")
+    return Warm(fun, bundle, built, verify, options)
+
+
+@contextlib.contextmanager
+def warm(bundle: Bundle | str | PathLike[str], *, verify: Verify = "background") -> Iterator[Bundle]:
+    """Put `stagec.jax.jit` in place of `jax.jit` inside a `with` statement, for the functions that a bundle has.
+
+    So a program starts without tracing that nobody changed: import its modules there. Other functions are JAX's.
+
+    bundle: a bundle, or the path of one, which is loaded with policy "executable_only". verify: as for `jit`.
+
+    >>> import stagec.jax
+    >>> with stagec.jax.warm("model.aot"):
+    ...     pass  # from model import serve
+    """
+    loaded = bundle if isinstance(bundle, Bundle) else load.load(bundle, policy="executable_only")
+    known, of_jax = functions(loaded), jax.jit
+
+    def in_place(fun: Any = None, /, **options: Any) -> Any:
+        if fun is None:
+            return functools.partial(in_place, **options)
+        name = known.get(premises.name_of(fun))
+        ours = str(sys._getframe(1).f_globals.get("__name__")).startswith("stagec.")  # what makes a Warm, too
+        return of_jax(fun, **options) if name is None or ours else Warm(fun, loaded, name, verify, options)
+
+    jax.jit = in_place
+    try:
+        yield loaded
+    finally:
+        jax.jit = of_jax
+
+
 class _Composed:
     """One variant of a function, by its exported artifact."""
 
     def __init__(self, variant: Variant, vmap: str | None, derivatives: Derivatives) -> None:
         """Raises ValueError if no argument has the dimension that `vmap` names."""
+        from stagec.frontends.jax import exporting  # a start without a trace has none
+        from stagec.stages.exported import Exported
+
         self._variant = variant
         self._exported = Exported.deserialize(variant.exported())
         sizes = {size for aval in self._exported.in_avals for size in aval.shape if not isinstance(size, int)}
@@ -109,7 +169,7 @@ class _Composed:
             known = ", ".join(map(repr, [LOOP, *sorted(size for size in sizes if size.isidentifier())]))
             raise ValueError(f"{variant.name}: vmap is {vmap!r}; write one of {known}")
         self._derivatives = derivatives
-        flat = _Flat(variant, _flattened(self._exported), vmap)
+        flat = _Flat(variant, exporting.flat(self._exported), vmap)
         self._call = flat.forward() if derivatives == "forward" else flat.call
 
     def __call__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -290,6 +350,7 @@ class _Flat:
 @functools.cache
 def _forward_alone() -> Any:
     """Return the primitive of a tangent: the same array, which raises where JAX wants its transpose."""
+    from jax.extend.core import Primitive  # it imports Pallas, and few need it
 
     def refuse(*_: Any, name: str) -> Any:
         raise CallError("transformation", f"{name}: {_NO_VJP}; {_HESSIAN}")
@@ -323,15 +384,3 @@ def _is_real(value: Any) -> bool:
 
 def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(getattr(leaf, "dtype", np.dtype(bool)), jax.dtypes.prng_key)
-
-
-def _flattened(exported: Exported) -> Any:
-    """Return an exported function as JAX's, of flat arguments and results: its types need not be registered here."""
-    orders, derivative = 0, exported
-    while derivative.has_vjp():
-        orders, derivative = orders + 1, derivative.vjp()
-    flat_in, flat_out = (
-        Tree("tuple", (Tree("leaf"),) * len(avals)) for avals in (exported.in_avals, exported.out_avals)
-    )
-    flat = dataclasses.replace(exported, in_tree=Tree("tuple", (flat_in, Tree("dict"))), out_tree=flat_out)
-    return jax.export.deserialize(bytearray(flat.serialize(orders)))

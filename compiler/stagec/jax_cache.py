@@ -6,6 +6,17 @@ executable under a name without it, because no target has the fingerprint of a r
 there first, for the newest instruction set that this machine has, or for the kind of its devices. It never opens an
 entry that needs instructions which this machine lacks. What JAX compiles itself, it keeps under its own key, as before:
 under a name of ours, a machine with fewer instructions would read it. Import it before the first call of a function.
+Where stagec is installed, JAX imports it itself, if its folder is one that stagec built (`stagec.jax_plugin`).
+
+Each entry of that folder is compared with the digest in its index before XLA reads it. These variables say more:
+
+- `STAGEC_MISSES_DIR`: a folder for what JAX compiles itself, so that the folder of `JAX_COMPILATION_CACHE_DIR` may be
+  read-only. An entry has its digest at its end: one that was written in part is compiled again.
+- `STAGEC_ON_MISS`: "log" warns of each program that was not built, with your line, and what of its key differs. "error"
+  raises a `MissError`.
+- `STAGEC_JAX_CACHE_KEYS`: paths of public keys, divided as in PATH. JAX then reads nothing from the folder if none of
+  them signed it (`stagec sign FOLDER --model-signing`).
+- `STAGEC_JAX_CACHE_METRICS`: a file that gets what `metrics` returns after each look-up.
 
 `python -m stagec.jax_cache` prints the fingerprint, for the key `jax_cache_machines` of a manifest: with that, programs
 on machines of the same kind need no import.
@@ -13,25 +24,70 @@ on machines of the same kind need no import.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
-from collections.abc import Iterator
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import jax
 
+from stagec.core.data import writing
+from stagec.core.messages.errors import either, mistake
+from stagec.core.messages.refusal import LoadError
+from stagec.frontends.common import user_code
 from stagec.frontends.jax import cache_keys
 from stagec.hardware import x86
 from stagec.jaxcache import jax_entries
+from stagec.jaxcache.built import Built
 from stagec.jaxcache.jax_entries import Key
 from stagec.pjrt import host
+from stagec.trust import attestation, model_signing
 
-__all__: list[str] = []
+__all__ = ["MissError", "metrics"]
 
+ON_MISS, MISSES, KEYS, METRICS = (
+    f"STAGEC_{name}" for name in ("ON_MISS", "MISSES_DIR", "JAX_CACHE_KEYS", "JAX_CACHE_METRICS")
+)
 _LOGGER = logging.getLogger("jax.stagec")  # JAX_LOGGING_LEVEL is of it too
+_ASKED = threading.local()
+"""key: that of the program which JAX looks up in this thread."""
+_KINDS = ("built", "kept", "damaged", "missing")
+_COUNTS: Counter[str] = Counter()
+
+
+class MissError(RuntimeError):
+    """JAX was about to compile a program that was not built, and `STAGEC_ON_MISS` is "error"."""
+
+
+def metrics() -> str:
+    """Return the counters of this process in Prometheus' text format: what JAX found for the programs it looked up.
+
+    `stagec_jax_cache_lookups_total` has the label `found`: "built" (in the folder that stagec built), "kept" (in the
+    folder for misses), "damaged" (a file that is not what was built, so JAX compiles), "missing" (JAX compiles).
+
+    >>> import stagec.jax_cache
+    >>> print(stagec.jax_cache.metrics().splitlines()[2])
+    stagec_jax_cache_lookups_total{found="built"} 0
+    """
+    name = "stagec_jax_cache_lookups_total"
+    lines = [
+        f"# HELP {name} Programs that JAX looked up in its compilation cache, by what it found.",
+        f"# TYPE {name} counter",
+    ]
+    lines += [f'{name}{{found="{kind}"}} {_COUNTS[kind]}' for kind in _KINDS]
+    return "\n".join(lines) + "\n"
 
 
 def _choose(key: Key) -> str | None:
     """Return the name of the entry in the folder for a machine such as this one; None if there is none."""
+    _ASKED.key = key
     folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder:
         return None
@@ -59,7 +115,124 @@ def _topologies(key: Key) -> Iterator[bytes]:
         yield from (jax_entries.any_device(kind) for kind in kinds if len(kinds) == 1)
 
 
+class _Cache:
+    """What JAX asks instead of its own cache of a folder that stagec built.
+
+    own: JAX's cache of what it compiles itself; None if it keeps nothing. sealed: whether each of its entries ends with
+    its digest, because others have none.
+    """
+
+    def __init__(self, built: Built, path: str, own: Any, sealed: bool) -> None:
+        self._built, self._path, self._own, self._sealed = built, path, own, sealed
+
+    def get(self, name: str) -> bytes | None:
+        """Return the file of an entry; None if JAX must compile. Raises MissError."""
+        kind, content = "missing", None
+        if name in self._built:
+            try:
+                kind, content = "built", self._built.read(name)
+            except (OSError, ValueError) as error:
+                kind = "damaged"
+                _LOGGER.error("%s", error)
+        elif content := self._kept(name):
+            kind = "kept"
+        _count(kind)
+        if content is None and (policy := os.environ.get(ON_MISS)):
+            caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] not in ("none", "")
+            miss = self._built.explain(name, getattr(_ASKED, "key", None), self._path if caches else "")
+            told = f"compiled at {_line(sys._getframe(1))}, because it was not built: {miss.as_text().rstrip()}"
+            if policy == "error":
+                raise MissError(told)
+            _LOGGER.warning("%s", told)
+        return content
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep what JAX compiled."""
+        if self._own is not None and name not in self._built:
+            self._own.put(name, content + _seal(content) if self._sealed else content)
+
+    def _kept(self, name: str) -> bytes | None:
+        content: bytes | None = self._own and self._own.get(name)
+        if not content or not self._sealed:
+            return content
+        content, seal = content[:-_SEAL], content[-_SEAL:]
+        if _seal(content) == seal:
+            return content
+        # A process was killed while it wrote, or the disk was full. JAX writes no file that is there.
+        Path(os.environ[MISSES], name + jax_entries.SUFFIX).unlink(missing_ok=True)
+        return None
+
+
+_SEAL = 32
+"""Bytes at the end of a file of the folder for misses. JAX's readers of frames pass over them."""
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _open(before: Callable[[str], Any], path: str) -> tuple[Any, str]:
+    """Return what JAX asks for entries in the folder of its cache: its own cache, if stagec did not build the folder.
+
+    Raises LoadError ("signature", "key", "cryptography") if keys are given and none has signed it, ValueError for an
+    index that cannot be read.
+    """
+    keys = [key for key in os.environ.get(KEYS, "").split(os.pathsep) if key]
+    index, misses = Path(path, jax_entries.INDEX), os.environ.get(MISSES, "")
+    if not keys and not index.is_file():
+        return before(path)  # type: ignore[no-any-return]
+    vouching = attestation.Vouching(index, keys, 1, [f"{path}{model_signing.SUFFIX}"]) if keys else None
+
+    def vouch(content: bytes) -> None:
+        if vouching:
+            vouching(content, lambda: jax_entries.digest(content))
+
+    try:
+        built = Built(path, vouch)
+        # Nobody signed what lies in the folder itself and is not in its index.
+        own = before(misses)[0] if misses else None if keys else before(path)[0]
+    except (OSError, ValueError, LoadError) as error:
+        _LOGGER.error("JAX compiles all programs itself: %s", error)
+        raise
+    return _Cache(built, path, own, bool(misses)), path
+
+
+def _count(kind: str) -> None:
+    _COUNTS[kind] += 1
+    if path := os.environ.get(METRICS):
+        with contextlib.suppress(OSError):
+            writing.named(path, [metrics().encode()])
+
+
+def _line(frame: FrameType | None) -> str:
+    """Return the innermost line that is the user's, as "serve.py:12"; "an unknown line" if none is."""
+    while frame:
+        if user_code.is_users(frame.f_code.co_filename):
+            return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def _start() -> None:
+    """Put this between JAX and its cache. Raises StagecError for a variable that says something else."""
+    if os.environ.get(ON_MISS, "") not in ("", *_POLICIES):
+        raise mistake(f"{ON_MISS} is {os.environ[ON_MISS]!r}", f"set it to {either(_POLICIES)}")
+    if os.environ.get(ON_MISS) == "error":
+        # JAX warns of an error in its cache, and compiles; this lets the error through.
+        jax.config.update("jax_raise_persistent_cache_errors", True)
+    if os.environ.get(MISSES):
+        # JAX keeps what took a second to compile, and a start has hundreds of programs that took less.
+        for name, value in (("MIN_COMPILE_TIME_SECS", 0), ("MIN_ENTRY_SIZE_BYTES", -1)):
+            if f"JAX_PERSISTENT_CACHE_{name}" not in os.environ:
+                jax.config.update(f"jax_persistent_cache_{name.lower()}", value)
+    if not cache_keys.choosing(_choose, _open) and os.environ.get(KEYS):
+        jax.config.update("jax_enable_compilation_cache", False)  # or JAX would read what nobody signed
+
+
+_POLICIES = ("log", "error")
+
+
 if __name__ == "__main__":
     print(cache_keys.fingerprint())
 else:
-    cache_keys.choosing(_choose)
+    _start()

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.frontends.exporting import spec
 
 from stagec.cli import ACTIONS, COMMANDS, GROUPS, actions
 from stagec.core.builds import extensions
@@ -16,7 +17,6 @@ from stagec.core.builds.specs import to_json
 from stagec.core.builds.version import VERSION
 from stagec.pjrt import packages
 from tests.building import checked, stagec
-from tests.frontends.exporting import spec
 
 
 @pytest.mark.parametrize("command", COMMANDS)

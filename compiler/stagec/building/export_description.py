@@ -27,6 +27,7 @@ def describe(
     bound: Mapping[str, str] | None = None,
     constants: Sequence[Mapping[str, Any]] = (),
     parameters: Sequence[str] = (),
+    premises: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the description of an exported artifact, as JSON.
 
@@ -35,6 +36,7 @@ def describe(
     constants: its large ones, each with "name", "aval" and "bytes".
     bound: the paths of the arguments that the manifest binds to weights: name there -> `args[0]`.
     parameters: names of the function's parameters, as a `Call` has them.
+    premises: what the trace took for granted (`frontends/jax/premises.py`); None if nobody can compare it.
     """
     exported = Exported.deserialize(serialized)
     paths = map(argument_path, exported.in_tree.paths())
@@ -59,6 +61,7 @@ def describe(
         "constants": [{key: constant[key] for key in ("name", "aval", "bytes")} for constant in constants],
         "exported_sha256": hashlib.sha256(serialized).hexdigest(),
         "components": made_from,
+        **({"premises": premises} if premises else {}),
     }
     return json.dumps(values, indent=1) + "\n"
 

@@ -1,8 +1,9 @@
-"""Sign a bundle or a layer with JAX's compilation cache, or add a signature to those it has."""
+"""Sign a bundle, or what JAX's compilation cache reads: a layer or a folder. Add a signature to those it has."""
 
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
 OPTIONS = {
-    "bundle": "the bundle (.aot), or the layer (.tar) that aot_programs built; with --model-signing also a file of weights (.safetensors)",
+    "bundle": "the bundle (.aot), or the layer (.tar) that aot_programs built; with --model-signing also a file of weights "
+    "(.safetensors), or the folder that aot_jax_cache or aot_programs wrote",
     "(--statement STATEMENT | --model-signing)": (
         "its in-toto statement (.intoto.json)",
         (
@@ -65,11 +67,18 @@ def run(options: Options) -> Answer:
 def _sign_files(options: Options, key: PrivateKey) -> Answer:
     from stagec.bundle import external
     from stagec.bundle.archive import Archive
+    from stagec.jaxcache import jax_entries
     from stagec.trust import keys, model_signing
 
-    output = options.output or f"{options.bundle}{model_signing.SUFFIX}"
     path = Path(options.bundle)
-    if path.suffix == ".safetensors":
+    output = options.output or f"{path}{model_signing.SUFFIX}"
+    if path.is_dir():
+        # A reader needs only the digest of the index, which has those of the others; another verifier wants all.
+        name, files = path.name, {file.name: hashlib.sha256(read(str(file))).hexdigest() for file in path.iterdir()}
+        if jax_entries.INDEX not in files:
+            what = f"it has no {jax_entries.INDEX}: stagec did not build it for JAX's compilation cache"
+            raise StagecError(Problem(options.bundle, "", what, "give the folder that aot_jax_cache wrote"))
+    elif path.suffix == ".safetensors":
         with blaming(options.bundle, what="not a safetensors file: "):
             name, files = path.stem, {path.name: external.describe(path)["sha256"]}
     else:

@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.sizes.avals import DTYPES, Aval, mlir_name
 from stagec.core.trees.tree import LEAF, Tree
-from stagec.frontends.common.frontend import NamedArray, versions as versions
+from stagec.frontends.common.frontend import NamedArray, premises as premises, versions as versions
 from stagec.pjrt import custom_calls
 from stagec.stages import mlir
 from stagec.stages.exported import Exported

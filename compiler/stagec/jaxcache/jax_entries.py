@@ -14,7 +14,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from stagec.core.builds import naming
 from stagec.core.data import strict_json
@@ -232,6 +232,7 @@ class Entry:
     said: the parts that are strings: the version of jaxlib, the platform, and flags.
     topologies: its devices, such as "any CPU with AVX2" or a fingerprint -> the digest of that part.
     names: of its entries, by the compression that their keys say, and by the same devices. zlib: as in `Key`.
+    sha256: of its files, in hex, by the compression that their keys say; empty before they are written.
     """
 
     function: str
@@ -245,6 +246,7 @@ class Entry:
     topologies: Mapping[str, str]
     names: Mapping[str, Mapping[str, str]]
     zlib: str
+    sha256: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def described(self) -> str:
@@ -271,16 +273,17 @@ def entry(
         dict(sorted(bucket.items())),
         key.committed,
         key.module,
-        {name: _digest(part) for name, part in common.items()},
+        {name: digest(part) for name, part in common.items()},
         {name: common[name].decode() for name in (JAXLIB, PLATFORM, FLAGS) if name in common},
-        {devices: _digest(part) for devices, part in topologies.items()},
+        {devices: digest(part) for devices, part in topologies.items()},
         # A program that has zstandard looks for a file of it, and any other for one of zlib: each entry has both names.
         {compression: names(compression) for compression in COMPRESSIONS},
         key.zlib,
     )
 
 
-def _digest(part: bytes) -> str:
+def digest(part: bytes) -> str:
+    """Return the SHA-256 of a part of a key, or of a file, in hex."""
     return hashlib.sha256(part).hexdigest()
 
 
@@ -314,6 +317,7 @@ _INDEX = json_shapes.shape(
                 "topologies": {...: json_shapes.sha256},
                 "names": {compression: {...: _NAME} for compression in COMPRESSIONS},
                 "zlib": json_shapes.constant(*COMPRESSIONS),
+                "sha256": {...: json_shapes.sha256},
             }
         ],
     }

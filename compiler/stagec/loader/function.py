@@ -64,6 +64,14 @@ class Function:
         return tuple(description for variant in self._of.values() for description in variant.descriptions)
 
     @property
+    def description(self) -> Mapping[str, Any]:
+        """What lies beside the exported artifact, of the first variant, read now.
+
+        Raises LoadError ("format", "digest"), ValueError, CallError ("closed").
+        """
+        return next(iter(self._of.values())).description
+
+    @property
     def weights(self) -> Mapping[str, Weight]:
         """The bundle's weights for arguments, by path: `args[0]['w']`. Callers leave these arguments out."""
         return self._of[""].weights if "" in self._of else {}

@@ -353,6 +353,13 @@ class Variant:
         """Return the exported artifact, serialized. Raises LoadError ("digest"), CallError ("closed")."""
         return bytes(self._archive()[self.offers[-1].member])
 
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What lies beside the exported artifact, read now. Raises LoadError, ValueError, CallError ("closed")."""
+        from stagec.bundle.calls import description_of  # calls that fit do without
+
+        return description_of(self._archive(), self.name)
+
     def _archive(self) -> Archive:
         if self._loaded.archive is None:
             raise CallError("closed", f"{self.name}: the bundle was closed")

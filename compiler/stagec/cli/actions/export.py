@@ -52,6 +52,7 @@ def run(options: Options) -> Answer:
         write_whole(options.output, serialized)
         write_asked(options.lowered, lowered_for)
         versions = frontend.versions(spec)
-        description = export_description.describe(spec, serialized, versions, bound, large, parameters)
+        premises = frontend.premises(spec, options.import_root)
+        description = export_description.describe(spec, serialized, versions, bound, large, parameters, premises)
         write_asked(options.description, description.encode())
         return Answer({"function": spec.name, "output": options.output, **digest(serialized)})

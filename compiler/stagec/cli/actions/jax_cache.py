@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 from stagec.cli.files import Answer, Options, read, read_text, split, write_below, write_whole
@@ -42,10 +43,11 @@ def run(options: Options) -> Answer:
         if not any(entry.names.get(compression) for entry in listed for compression in jax_entries.COMPRESSIONS):
             what = f"{name} has no entry, and a program that calls it would compile"
             raise StagecError(Problem(options.manifest, "jax_cache", what, "build its key and its entry again"))
-        entries += listed
         data = read(executable)
         packed = {"zlib": listed[0].zlib, "zstandard": "zstandard"}
         contents = {frame: jax_entries.file(data, frame) for frame in dict.fromkeys(packed.values())}
+        sums = {compression: jax_entries.digest(contents[frame]) for compression, frame in packed.items()}
+        entries += [replace(entry, sha256=sums) for entry in listed]
         for compression in jax_entries.COMPRESSIONS:
             content = contents[packed[compression]]
             for key in [key for entry in listed for key in entry.names[compression].values()]:

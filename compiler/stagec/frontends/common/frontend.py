@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -49,6 +49,9 @@ class Frontend(Protocol):
     def versions(self, spec: FunctionSpec) -> dict[str, str]:
         """Return the versions that made the artifact: name -> version."""
 
+    def premises(self, spec: FunctionSpec, import_roots: Sequence[str]) -> Mapping[str, Any] | None:
+        """Return what the trace took for granted, for a program that has the function; None if none can compare it."""
+
     def named_arrays(self, spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
         """Yield the arrays of `least` bytes and more that the function reaches by names of its own."""
 
@@ -64,6 +67,10 @@ class Frontend(Protocol):
 def versions(spec: FunctionSpec) -> dict[str, str]:
     """Return the versions that made an exported artifact without JAX: name -> version."""
     return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
+
+
+def premises(spec: FunctionSpec, import_roots: Sequence[str]) -> None:
+    """Return None: a program without JAX runs the executable, and has no function to compare."""
 
 
 def frontend(spec: FunctionSpec) -> Frontend:

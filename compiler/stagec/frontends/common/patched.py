@@ -196,6 +196,12 @@ CACHE_KEY = Patch(
     "topology.fingerprint().to_bytes(",
     everywhere=True,
 )
+CACHE = Patch(
+    *("jax._src.compilation_cache", "get_file_cache"),
+    "JAX reads the entries of a folder unchecked, and writes what it compiles into the same one",
+    "cache = LRUCache(path, max_size=max_size)",
+    everywhere=True,
+)
 
 _CALLBACKS = {
     "callback": ("pure_callback_p", "io_callback_p"),

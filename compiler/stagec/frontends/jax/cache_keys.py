@@ -99,10 +99,12 @@ def compression() -> str:
     return "zstandard" if any(module is not None for module in packs) else "zlib"
 
 
-def choosing(choose: Callable[[Key], str | None]) -> None:
+def choosing(choose: Callable[[Key], str | None], open_: Callable[..., Any]) -> bool:
     """Let JAX look its entries up by the names that `choose` gives for their keys; None: by JAX's own name.
 
-    A server runs on, and compiles, with a release of JAX whose keys stagec does not know; a warning says so.
+    open_: is given JAX's function that opens the cache of a path, and its arguments, and returns what JAX then asks.
+    A server runs on, and compiles, with a release of JAX whose keys stagec does not know; a warning says so, and the
+    result is False.
     """
 
     def changes_nothing(why: object) -> None:
@@ -118,6 +120,9 @@ def choosing(choose: Callable[[Key], str | None]) -> None:
 
     try:
         with patched.KEY_PARTS.by(lambda before, *args: before(*args)):
+            patched.CACHE.forever(open_)
             patched.CACHE_KEY.forever(get)
     except (ImportError, AttributeError) as error:
         changes_nothing(f"JAX {jax.__version__} makes keys in a way that stagec does not know: {error}")
+        return False
+    return True

@@ -38,6 +38,7 @@ from stagec.frontends.jax import (
     filtering,
     forwarding,
     kernels,
+    premises as premises_of,
     pytrees,
     wholes,
 )
@@ -180,6 +181,11 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
     wheels = [plugin.kernels for platform in spec.plugins if (plugin := PLATFORMS[platform].plugin)]
     imported |= {wheel: metadata.version(wheel) for wheel in wheels}
     return {**imported, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
+
+
+def premises(spec: FunctionSpec, import_roots: Sequence[str]) -> Mapping[str, Any]:
+    """Return what the trace took for granted: call it after the export, in the process that traced."""
+    return premises_of.of(entries.function_of(spec, import_roots))
 
 
 class Staged(NamedTuple):

@@ -13,8 +13,10 @@ import jax
 import jax.export
 from jax._src.state.types import AbstractRef
 
+from stagec.core.trees.tree import Tree
 from stagec.frontends.jax import wholes
 from stagec.frontends.jax.advice import REFERENCE
+from stagec.stages.exported import Exported
 
 
 def export(
@@ -71,3 +73,15 @@ def explaining_kernels() -> Iterator[None]:
         what = f"JAX {jax.__version__} does not lower a pl.pallas_call with CompilerParams of Mosaic GPU"
         write = "write jax.experimental.pallas.mosaic_gpu.kernel, or leave compiler_params out, for Triton"
         raise NotImplementedError(f"{what}: {write}") from error
+
+
+def flat(exported: Exported) -> jax.export.Exported:
+    """Return an exported function as JAX's, of flat arguments and results: its types need not be registered here."""
+    orders, derivative = 0, exported
+    while derivative.has_vjp():
+        orders, derivative = orders + 1, derivative.vjp()
+    flat_in, flat_out = (
+        Tree("tuple", (Tree("leaf"),) * len(avals)) for avals in (exported.in_avals, exported.out_avals)
+    )
+    flat = dataclasses.replace(exported, in_tree=Tree("tuple", (flat_in, Tree("dict"))), out_tree=flat_out)
+    return jax.export.deserialize(bytearray(flat.serialize(orders)))

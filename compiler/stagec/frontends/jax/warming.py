@@ -54,7 +54,8 @@ def warm() -> bool:
     """
     with contextlib.suppress(StagecError, AttributeError), _without_a_client():
         frontend.export(_SPEC, [])
-        if not importlib.metadata.entry_points(group="jax_plugins") and not importlib.util.find_spec("jax_plugins"):
+        others = {entry.value for entry in importlib.metadata.entry_points(group="jax_plugins")} - {"stagec.jax_plugin"}
+        if not others and not importlib.util.find_spec("jax_plugins"):
             # It finds none, and no fork looks: of 120 packages that takes 15 ms.
             xla_bridge._discover_and_register_pjrt_plugins()
         return True

@@ -14,7 +14,7 @@ from stagec.core.messages import phases
 from stagec.core.sizes.avals import Aval, AvalError
 from stagec.core.sizes.size import parse_constraint
 from stagec.frontends.common import closures, entries, repeatable, source_locations, user_code
-from stagec.frontends.common.frontend import versions as versions
+from stagec.frontends.common.frontend import premises as premises, versions as versions
 from stagec.pjrt import dialects
 from stagec_arrays import dims, dtypes, meshes, pytrees
 from stagec_arrays.frontend import shardings, staging
