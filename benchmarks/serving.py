@@ -36,7 +36,12 @@ from tests.building import COMPILER, EXTENSIONS, ROOT, build
 CLIENTS = (1, 16, 64)
 SECONDS, TURNS = 1, 3
 """Of each load, and how often each server has its turn in a round. A load with few answers takes longer."""
-SERVERS = {"mlp": ("stagec", "jax", "onnx"), "vit": ("stagec", "jax", "onnx"), "decode": ("stagec", "jax")}
+SERVERS = {
+    "mlp": ("stagec", "workers", "jax", "onnx"),
+    "vit": ("stagec", "workers", "jax", "onnx"),
+    "decode": ("stagec", "jax"),
+}
+"""What serves each model: `workers` is stagec with two processes, which keep no state of sequences."""
 BUCKETS = {"mlp": [1, 8, 32, 64], "vit": [1, 4, 8]}
 _DECODE = """
 [functions.decode]
@@ -146,9 +151,10 @@ def _round(model: str, bundle: Path, folder: Path) -> dict[str, float]:
 
 
 def _cpu_seconds(process: int) -> float:
-    """Return the seconds that all threads of a process have computed: what else the machine does changes them least."""
+    """Return the seconds that a process and its workers computed: what else the machine does changes them least."""
     fields = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    workers = Path(f"/proc/{process}/task/{process}/children").read_text("utf-8").split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(_cpu_seconds(int(w)) for w in workers)
 
 
 def _raw(call: stagec.Function, model: str) -> tuple[float, float]:
@@ -174,7 +180,7 @@ def request_of(model: str, server: str, first: bool = False) -> bytes:
     """Return all bytes of a request with one row. first: of a client, whose number replaces `@@@@@@`."""
     dtype = served_models.DTYPES[model]
     x = np.random.default_rng(0).standard_normal((1, *served_models.SHAPES[model])).astype(dtype)
-    if server != "stagec":
+    if server not in ("stagec", "workers"):
         path = "/predict?sequence=@@@@@@" if model == "decode" else "/predict"
         head = f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-length: {x.nbytes}\r\n\r\n"
         return head.encode() + x.tobytes()
@@ -204,8 +210,9 @@ def _serving(server: str, model: str, bundle: Path, folder: Path) -> Iterator[tu
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    if server == "stagec":
+    if server in ("stagec", "workers"):
         words = ["-m", "stagec", "serve", str(bundle), "--port", str(port), "--drain", "0", "--sequences", "100"]
+        words += ["--workers", "2"] if server == "workers" else []
     else:
         words = ["-m", "benchmarks.rivals", server, model, str(port)]
     paths = [str(COMPILER), *EXTENSIONS, str(ROOT), *sys.path, str(folder / "packages")]

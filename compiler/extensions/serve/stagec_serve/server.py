@@ -213,7 +213,7 @@ def shared(first: socket.socket, count: int = 1) -> list[socket.socket]:
     address, made = first.getsockname(), []
     first.close()
     for _ in range(count):
-        each = socket.socket(first.family, first.type)
+        each = socket.socket(first.family, first.type, first.proto)  # asyncio sets TCP_NODELAY if it is IPPROTO_TCP
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         each.bind(address)

@@ -59,6 +59,40 @@ def test_tritonclient(client: Any, bundle: stagec.Bundle) -> None:
     np.testing.assert_array_equal(answer.as_numpy("result['label']"), bundle["predict"](X)["label"], strict=True)
 
 
+def test_every_method_of_tritonclient(client: Any, server: Server) -> None:
+    """Each is answered, or refused with a type: those of traces, logs and shared memory, which nobody has here."""
+    answered: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("is_server_live", "is_server_ready", "get_server_metadata", "get_model_repository_index"), ()),
+        **dict.fromkeys(("is_model_ready", "get_model_metadata", "get_model_config"), ("predict",)),
+        "get_inference_statistics": (),
+    }
+    refused: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("load_model", "unload_model"), ("predict",)),  # there is no --control
+        **dict.fromkeys(("get_trace_settings", "get_log_settings"), ()),
+        **dict.fromkeys(("get_system_shared_memory_status", "get_cuda_shared_memory_status"), ()),
+        **dict.fromkeys(("unregister_system_shared_memory", "unregister_cuda_shared_memory"), ("a",)),
+        "update_trace_settings": ("predict", {"trace_rate": "1"}),
+        "update_log_settings": ({"log_info": True},),
+        "register_system_shared_memory": ("a", "/a", 1),
+        "register_cuda_shared_memory": ("a", b"", 0, 1),
+    }
+    elsewhere = {"infer", "async_infer", "async_stream_infer", "start_stream", "stop_stream"}  # other tests have these
+    here = {"close", "plugin", "register_plugin", "unregister_plugin", "generate_request_body", "parse_response_body"}
+    with tritonclient.http.InferenceServerClient(server.address) as http:
+        for each, given in ((client, inputs()), (http, [tritonclient.http.InferInput("x", [3, 16], "FP32")])):
+            methods = {name for name in dir(each) if not name.startswith("_")}
+            assert methods - elsewhere - here == answered.keys() | refused.keys()
+            for name, words in answered.items():
+                assert getattr(each, name)(*words), name
+            for name, words in refused.items():
+                with pytest.raises(triton.InferenceServerException) as error:
+                    getattr(each, name)(*words)
+                assert error.value.status() in ("StatusCode.UNIMPLEMENTED", "501", "404"), name
+            given[0].set_data_from_numpy(X)
+            pending = [each.async_infer("predict", given)] if each is http else []
+            assert all(one.get_result().as_numpy("result['label']") is not None for one in pending)
+
+
 def test_both_protocols_say_the_same(client: Any, server: Server) -> None:
     with tritonclient.http.InferenceServerClient(server.address) as http:
         assert client.is_server_live()
