@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
 OPTIONS = {
-    "bundle": "the bundle (.aot), or the layer (.tar) that aot_programs built; with --model-signing also a file of weights (.safetensors)",
+    "bundle": "the bundle (.aot), or a layer (.tar); with --model-signing also a file of weights (.safetensors)",
     "(--statement STATEMENT | --model-signing)": (
         "its in-toto statement (.intoto.json)",
         (
