@@ -230,7 +230,7 @@ class _Observer:
                 json.dump(self._zeros, file)
 
     def event(self, event: str, **_: Any) -> None:
-        """Take an event of JAX's: an executable was found in its cache."""
+        """Take an event of JAX: an executable was found in its cache."""
         self._here.hits = int(event == "/jax/compilation_cache/cache_hits") or getattr(self._here, "hits", 0)
 
     def _write(self, row: dict[str, Any], executable: Any) -> None:
