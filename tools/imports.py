@@ -193,7 +193,7 @@ PACKAGES: Mapping[str, Package] = {
     "stagec_rehearse": _package(
         "a program on devices that are not there: a virtual driver, and what JAX compiles",
         "building core frontends.common frontends.jax hardware jaxcache manifest",
-        "jax jaxlib",
+        "jax jaxlib numpy",
     ),
     "stagec_arrays.frontend": _package(
         "a function of arrays to an Exported, for manifests and for `stagec.jit`",

@@ -296,7 +296,7 @@ def _diff(first: list[str], second: list[str], left: bytes, right: bytes) -> lis
     ]
 
 
-def _platform(executable: Executable) -> str:
+def _platform(executable: Executable | CacheEntry) -> str:
     return specs.executable_spec(executable.spec.read_text()).target.platform
 
 

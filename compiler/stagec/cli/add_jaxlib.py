@@ -58,7 +58,9 @@ def run(options: Options) -> Answer:
         statement = provenance.statement_of_addition(made, sums.sha256(), environments)
         write_whole(options.statement, statement.encode())
     if options.sbom:
-        write_whole(options.sbom, sbom.bill_of_materials(attestation.Subject.of(made, sums.sha256()), environments).encode())
+        write_whole(
+            options.sbom, sbom.bill_of_materials(attestation.Subject.of(made, sums.sha256()), environments).encode()
+        )
     names = [member.name for member in executables]
     value = {"output": options.output, "jaxlib": compatibility.version(), "executables": names, **sums.to_plain()}
     text = f"{options.output}: {len(names)} executables of jaxlib {compatibility.version()} added\n"

@@ -38,7 +38,13 @@ def run(options: Options) -> Answer:
     retrace = not options.executables_only
     with Progress("reproduce", 2 * (len(exports) * retrace + len(executables) + len(entries))) as progress:
         differences, count = reproduce(
-            exports, executables, options.import_root, plugins=plugins, progress=progress, retrace=retrace, entries=entries
+            exports,
+            executables,
+            options.import_root,
+            plugins=plugins,
+            progress=progress,
+            retrace=retrace,
+            entries=entries,
         )
     lines = [*differences, f"{count} artifacts built twice again, {len(differences)} differences"]
     another = eager.can_be_another_machine()

@@ -125,7 +125,8 @@ def statement(
 ) -> str:
     """Return the statement of what Bazel built, as JSON.
 
-    manifest: its path in the workspace, and content; that of a layer is its programs.toml. specs: by artifact. sources: files and folders that tracing could read, by path in the workspace.
+    manifest: its path in the workspace, and content; that of a layer is its programs.toml. specs: by artifact.
+    sources: files and folders that tracing could read, by path in the workspace; of a layer, the keys.
     environments: the packages for planning, for staging, and for compiling for accelerators.
     """
     manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}

@@ -16,7 +16,7 @@ from stagec.trust.provenance import Environment, all_wheels, package_url
 
 
 def bill_of_materials(subject: Subject, environments: Sequence[Environment]) -> str:
-    """Return the SBOM as JSON: a bundle with its weights, or a layer, and the packages that planned, traced or compiled it.
+    """Return the SBOM as JSON: a bundle with weights, or a layer, and the packages that planned, traced or compiled it.
 
     environments: as for the statement. The serial number is made from the content.
     """

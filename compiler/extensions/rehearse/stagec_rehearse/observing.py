@@ -190,14 +190,14 @@ class _Observer:
             row["devices"] = int(devices.size)
         except Exception as error:  # noqa: BLE001  # the program must not notice
             row["unknown"] = f"{type(error).__name__}: {error}"
-        began, self._here.found = time.perf_counter(), 0
+        began, self._here.hits = time.perf_counter(), 0
         try:
             executable = before(*args, **kwargs)
         except Exception as error:
             self._write({**row, "error": str(error).partition("\n")[0]}, None)
             raise
         row["seconds"] = time.perf_counter() - began
-        row["found"] = self._here.found
+        row["hits"] = self._here.hits
         try:
             row |= _measured(executable)
         except Exception as error:  # noqa: BLE001
@@ -229,9 +229,9 @@ class _Observer:
             with (self._folder / f"{self._process}.zeros").open("w", encoding="utf-8") as file:
                 json.dump(self._zeros, file)
 
-    def event(self, name: str, **_: Any) -> None:
-        """Take an event of JAX's: an executable was found in its cache."""
-        self._here.found = int(name == "/jax/compilation_cache/cache_hits") or getattr(self._here, "found", 0)
+    def event(self, event: str, **_: Any) -> None:
+        """Take an event of JAX: an executable was found in its cache."""
+        self._here.hits = int(event == "/jax/compilation_cache/cache_hits") or getattr(self._here, "hits", 0)
 
     def _write(self, row: dict[str, Any], executable: Any) -> None:
         with self._lock:

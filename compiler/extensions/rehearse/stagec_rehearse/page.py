@@ -25,14 +25,18 @@ _HEAD = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}'">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}'">
 <title>stagec rehearse</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em; max-width: 90em; }}
 table {{ border-collapse: collapse; width: 100%; }}
 th, td {{ text-align: left; padding: 0.2em 0.8em; border-bottom: 1px solid #8884; }}
-td.number {{ text-align: right; background: linear-gradient(to left, #4a90d955 var(--share), transparent var(--share)); }}
-th button {{ font: inherit; font-weight: bold; border: 0; padding: 0; background: none; color: inherit; cursor: pointer; }}
+td.number {{
+  text-align: right;
+  background: linear-gradient(to left, #4a90d955 var(--share), transparent var(--share));
+}}
+th button {{ font: inherit; font-weight: bold; border: 0; padding: 0; background: none; cursor: pointer; }}
 </style>
 </head>
 <body>
@@ -46,7 +50,8 @@ def as_html(told: Told) -> str:
 
 
 def _body(told: Told) -> Iterator[str]:
-    yield f"<h1>{html.escape(report.summary(told).partition(':')[0])}</h1>\n<p>{html.escape(report.summary(told))}.</p>\n"
+    said = html.escape(report.summary(told))
+    yield f"<h1>{said.partition(':')[0]}</h1>\n<p>{said}.</p>\n"
     for title, lines in report.parts(told):
         items = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
         yield f"<h2>{html.escape(title.rstrip(':').capitalize())}</h2>\n<ul>\n{items}</ul>\n"

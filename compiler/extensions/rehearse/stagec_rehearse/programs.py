@@ -40,7 +40,7 @@ class Program:
     constants: those of more than a megabyte that are part of it, each with its aval and bytes.
     file: the digest of its key's file; "" if its key is not known.
     seconds, bytes, flops: what its compilation took here, and XLA's own figures; no part of programs.toml.
-    found: how often JAX found it in a folder that was built, where one was given; no part either.
+    hits: how often JAX found it in a folder that was built, where one was given; no part either.
     not_run: what it calls that a virtual device lacks, so a program of zeros ran instead; "" if it ran.
     not_kept: why it is not built; "" for all others.
     zeros: why its results were zeros, where values were asked for; "" for all others. No part either.
@@ -64,14 +64,14 @@ class Program:
     seconds: float = 0.0
     bytes: int = 0
     flops: float = 0.0
-    found: int = 0
+    hits: int = 0
     not_run: str = ""
     not_kept: str = ""
     zeros: str = ""
     error: str = ""
 
 
-_MEASURED = ("seconds", "bytes", "flops", "found", "zeros")
+_MEASURED = ("seconds", "bytes", "flops", "hits", "zeros")
 _KEPT = [each.name for each in fields(Program) if each.name not in _MEASURED]
 _KINDS: dict[str, type] = {
     name: {"str": str, "int": int, "Map": dict, "Seq": list}[str(each.type)[:3]]
@@ -82,7 +82,7 @@ _KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run of a program: the virtual devices of each process, the versions, and what it compiled, by name, line and key."""
+    """A run of a program: each process's virtual devices, the versions, and what it compiled, by name, line and key."""
 
     device: str
     devices: int
@@ -121,7 +121,7 @@ def observed(folder: Path) -> tuple[list[Program], dict[str, bytes]]:
                     runs=before.runs + count,
                     compiled=before.compiled + 1,
                     seconds=before.seconds + program.seconds,
-                    found=before.found + program.found,
+                    hits=before.hits + program.hits,
                 )
             listed[where] = program
     return [listed[where] for where in sorted(listed)], files
@@ -172,7 +172,15 @@ def read(path: str) -> Rehearsal:
         write = f"let stagec rehearse write it again; this stagec reads format {FORMAT}"
         raise StagecError(Problem(path, "format", f"{data.get('format')!r} is not a format of programs", write))
     rows = data.get("programs", [])
-    kinds = {"format": int, "device": str, "devices": int, "processes": int, "versions": dict, "budget": dict, "programs": list}
+    kinds = {
+        "format": int,
+        "device": str,
+        "devices": int,
+        "processes": int,
+        "versions": dict,
+        "budget": dict,
+        "programs": list,
+    }
     faults = [*_faults(data, kinds, ("device", "devices", "versions"), "")]
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         faults += _faults(row, _KINDS, ("name", "line"), f"programs[{number}].") if isinstance(row, dict) else ()
@@ -214,7 +222,7 @@ def misses(rehearsal: Rehearsal, keys: Mapping[str, bytes], index: Sequence[Entr
     """Return what JAX did not find in a folder, a line each, and why. keys: as `observed` returns them."""
     told = []
     for program in rehearsal.programs:
-        if program.found == program.compiled or program.not_kept:
+        if program.hits == program.compiled or program.not_kept:
             continue
         why = program.error
         if program.file in keys:

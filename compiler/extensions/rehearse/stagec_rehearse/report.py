@@ -57,10 +57,7 @@ def summary(told: Told) -> str:
 def parts(told: Told) -> list[tuple[str, Sequence[str]]]:
     """Return what there is to tell besides the table: a title for each part, and its lines."""
     listed = told.rehearsal.programs
-    found = []
-    if told.misses is not None:
-        events, hits = (sum(getattr(each, name) for each in listed) for name in ("compiled", "found"))
-        found = [f"{hits} of {events} compilations"]
+    hits = f"{sum(each.hits for each in listed)} of {sum(each.compiled for each in listed)} compilations"
     large = [
         f"{_where(program)} has {constant['aval']}, {in_bytes(constant['bytes'])}: pass it as an argument"
         for program in listed
@@ -70,7 +67,7 @@ def parts(told: Told) -> list[tuple[str, Sequence[str]]]:
         f"{_where(program)} was compiled {times} times: {reason}" for program, times, reason in programs.storms(listed)
     ]
     every = [
-        ("found in JAX's cache:", found),
+        ("found in JAX's cache:", [] if told.misses is None else [hits]),
         ("not found:", told.misses or []),
         ("not compiled, or not known:", [f"{_where(each)}: {each.error}" for each in listed if each.error]),
         (

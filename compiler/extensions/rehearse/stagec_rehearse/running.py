@@ -53,7 +53,7 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
     variables["JAX_ENABLE_COMPILATION_CACHE"] = "true" if cache else "false"
     if cache:
         variables |= {
-            "JAX_COMPILATION_CACHE_DIR": os.path.abspath(cache),
+            "JAX_COMPILATION_CACHE_DIR": str(Path(cache).resolve()),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9",  # to read it, and write nothing
             "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
         }

@@ -1,4 +1,4 @@
-"""`--values cpu`: compute on the CPU what a virtual device would, so that a program that looks at numbers goes its real way.
+"""`--values cpu`: compute on the CPU what a virtual device would, for a program that looks at numbers.
 
 JAX lowers the same jaxpr once more, for the CPU, and runs it with what is in the arguments' memory. The results are
 written into the memory of the virtual device, which is memory of this process.
@@ -18,7 +18,7 @@ from jax._src.interpreters import pxla
 
 
 class Values:
-    """What executables compute. here.computing: whether this thread is computing that, with programs that are not the user's."""
+    """What executables compute. here.computing: whether this thread computes that, with programs of its own."""
 
     def __init__(self) -> None:
         """Remember from now on what JAX lowers, and from what."""
@@ -32,7 +32,7 @@ class Values:
             self._lowered[id(made[0])] = made[0], closed, constants
             return made
 
-        pxla._cached_lowering_to_hlo = remembering
+        pxla._cached_lowering_to_hlo = remembering  # type: ignore[assignment]
 
     def compiled(self, executable: Any, module: Any) -> None:
         """Take an executable, and the module that it was compiled from."""
@@ -66,7 +66,8 @@ def _plain(value: Any) -> Any:
 def _host(value: Any) -> Any:
     """Return a value that is on no device."""
     if (plain := _plain(value)) is not value:
-        return jax.random.wrap_key_data(np.asarray(plain), impl=jax.random.key_impl(value))
+        data: Any = np.asarray(plain)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     return np.asarray(value) if isinstance(value, jax.Array) else value
 
 

@@ -64,8 +64,10 @@ def built(rehearsal: Path, target: str, cwd: Path) -> tuple[Path, int]:
     done = specified(rehearsal, target, keys, cwd)
     assert done.returncode == 0, done.stderr
     compiling = [
-        ["action", "jax-compile", "--spec", cwd / "spec.json", "--key", key]
-        + ["--entry", cwd / f"{key.stem}.json", "--output", cwd / f"{key.stem}.xla"]
+        [
+            *("action", "jax-compile", "--spec", cwd / "spec.json", "--key", key),
+            *("--entry", cwd / f"{key.stem}.json", "--output", cwd / f"{key.stem}.xla"),
+        ]
         for key in keys
     ]
     entries: list[str | Path] = [f"{key.stem}:{cwd / key.stem}.json:{cwd / key.stem}.xla" for key in keys]

@@ -1,6 +1,7 @@
 """Rehearsals on NVIDIA devices that are not there: XLA's own plugin for CUDA, on the virtual driver.
 
-Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_rehearse/standing_in.py`.
+Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_rehearse/standing_in.py`,
+`stagec_rehearse/values.py`.
 """
 
 from __future__ import annotations
@@ -145,7 +146,18 @@ def test_values_that_the_cpu_computes(tmp_path: Path) -> None:
     assert {each.file for each in programs.read(str(tmp_path / "rehearsal" / programs.NAME)).programs} == {
         each.file for each in first.programs
     }
-    words = ("rehearse", "--device", "h100-sxm", "--devices", "2", "--values", "cpu", "--", sys.executable, "program.py")
+    words = (
+        "rehearse",
+        "--device",
+        "h100-sxm",
+        "--devices",
+        "2",
+        "--values",
+        "cpu",
+        "--",
+        sys.executable,
+        "program.py",
+    )
     done = stagec(*words, cwd=tmp_path)
     assert (done.returncode, "--values cpu is for one NVIDIA device" in done.stderr) == (2, True)
 

@@ -14,7 +14,7 @@ OPTIONS = {
     "--device DEVICE": 'an NVIDIA device, as in stagec targets ("h100-sxm"), or "cpu"',
     "[--devices DEVICES]": value("how many of them the program sees (default: 1)", 1, at_least(1)),
     "[--processes PROCESSES]": value(
-        "how many processes run the program, each with its devices, which jax.distributed.initialize() joins (default: 1)",
+        "how many processes run it, each with its devices, joined by jax.distributed.initialize() (default: 1)",
         1,
         at_least(1),
     ),
@@ -22,11 +22,11 @@ OPTIONS = {
         "the folder for programs.toml and the programs' keys (default: rehearsal)", "rehearsal"
     ),
     "[--compare PROGRAMS]": "an earlier programs.toml: show what differs, and exit with status 1 if anything does",
-    "[--jax-cache FOLDER]": "what aot_programs built of an earlier run: show what the program does not find there, and exit "
-    "with status 1 if that is anything",
+    "[--jax-cache FOLDER]": "what aot_programs built of an earlier run: show what the program does not find there, and "
+    "exit with status 1 if that is anything",
     "[--report FILE.html]": "where to write a page with all programs and what there is to tell of them",
     "[--values VALUES]": value(
-        "what an NVIDIA device computes: zeros, or cpu for what this machine's CPU computes in its place (default: zeros)",
+        "what an NVIDIA device computes: zeros, or cpu for what this machine's CPU computes instead (default: zeros)",
         "zeros",
         choices=("zeros", "cpu"),
     ),
@@ -54,9 +54,7 @@ def run(options: Options) -> Answer:
         compiled, keys = programs.observed(folder)
         versions = running.versions(folder)
     missing = running.missing(options.device, versions)
-    rehearsal = programs.Rehearsal(
-        options.device, options.devices, versions, compiled, budget, options.processes
-    )
+    rehearsal = programs.Rehearsal(options.device, options.devices, versions, compiled, budget, options.processes)
     if not missing:
         for digest, key in keys.items():
             write_below(options.output, programs.key_file(digest), [key])

@@ -1,4 +1,5 @@
 """Train on the devices of all processes, each with its part of a batch."""
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding

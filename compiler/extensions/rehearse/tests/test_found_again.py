@@ -1,4 +1,4 @@
-"""Programs as people write them, none of them changed: rehearsed and built, each finds in the folder all that it compiles.
+"""Programs as people write them, none changed: rehearsed and built, each finds in the folder all that it compiles.
 
 Modules: `stagec_rehearse/programs.py`, `stagec_rehearse/report.py`, `stagec_rehearse/observing.py`,
 `stagec_rehearse/page.py`.
@@ -65,7 +65,10 @@ def test_what_is_not_found_is_told(tmp_path: Path) -> None:
     kept = sorted(path.name for path in cache.iterdir())
     done = stagec(*checked, *run, "5", cwd=tmp_path)
     assert (done.returncode, "found in JAX's cache:\n  0 of 2 compilations\n" in done.stdout) == (1, True), done.stdout
-    assert "not found:\n  jit__lambda (program.py:12): computation: the program is another one: the function, sh" in done.stdout
+    assert (
+        "not found:\n  jit__lambda (program.py:12): computation: the program is another one: the function, sh"
+        in done.stdout
+    )
     assert sorted(path.name for path in cache.iterdir()) == kept  # what is missed is not written
     done = stagec("rehearse", "--device", "cpu", "--jax-cache", "rehearsal", *run, "4", cwd=tmp_path)
     assert done.returncode == 2
@@ -75,7 +78,18 @@ def test_what_is_not_found_is_told(tmp_path: Path) -> None:
 def test_a_program_of_several_processes(tmp_path: Path) -> None:
     """On CPUs, JAX computes what it computes in real ones; their programs are not built."""
     shutil.copy(Path(__file__).parent / "programs" / "data_parallel.py", tmp_path)
-    words = ("rehearse", "--device", "cpu", "--devices", "2", "--processes", "2", "--", sys.executable, "data_parallel.py")
+    words = (
+        "rehearse",
+        "--device",
+        "cpu",
+        "--devices",
+        "2",
+        "--processes",
+        "2",
+        "--",
+        sys.executable,
+        "data_parallel.py",
+    )
     done = stagec(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rehearsed on cpu, 2 processes: " in done.stdout
@@ -84,9 +98,13 @@ def test_a_program_of_several_processes(tmp_path: Path) -> None:
     assert said[0][-1] == said[1][-1] != "0.0"
     listed = programs.read(str(tmp_path / "rehearsal" / programs.NAME))
     assert (listed.devices, listed.processes) == (2, 2)
-    done = specified(tmp_path / "rehearsal", "cpu-avx2", sorted((tmp_path / "rehearsal" / "programs").iterdir()), tmp_path)
+    done = specified(
+        tmp_path / "rehearsal", "cpu-avx2", sorted((tmp_path / "rehearsal" / "programs").iterdir()), tmp_path
+    )
     assert (done.returncode, "the keys of several processes on CPUs have numbers" in done.stderr) == (2, True)
-    (tmp_path / "fails.py").write_text("import jax\njax.distributed.initialize()\nassert jax.process_index()\nimport time\ntime.sleep(600)\n")
+    (tmp_path / "fails.py").write_text(
+        "import jax\njax.distributed.initialize()\nassert jax.process_index()\nimport time\ntime.sleep(600)\n"
+    )
     done = stagec(*words[:-1], "fails.py", cwd=tmp_path)
     assert (done.returncode, "until it failed with status 1" in done.stdout) == (1, True), done.stdout
 
