@@ -1,6 +1,7 @@
 """Functions that run what was built before anything is traced, and what keeps them from it: never a wrong result.
 
-Modules: `frontends/jax/premises.py`, `jax_warm.py`, `jax.py`.
+Modules: `frontends/jax/premises.py`, `frontends/jax/contexts.py`, `frontends/common/parameters.py`, `jax_warm.py`,
+`jax.py`.
 """
 
 from __future__ import annotations
@@ -379,6 +380,30 @@ def test_a_program_that_nobody_changed(root: Path) -> None:
     printed, told = python(PROGRAM, root, "background", OFFSET="1")  # told, although the program has ended
     assert printed == untraced
     assert told.startswith("predict is not the program that was built")
+
+
+def test_a_digest_has_no_address() -> None:
+    """Keys and members of sets may be functions, whose `repr` differs in each process. Order counts in dicts alone."""
+
+    def values(*reached: Any) -> str:
+        described = premises._values(lambda: reached, [])
+        assert not described["unknown"], described
+        return described["values"]
+
+    def first() -> None:
+        pass
+
+    def second() -> None:
+        pass
+
+    assert values({first, second, "a"}) == values({"a", second, first})
+    assert values({first: 1, second: 2}) != values({second: 2, first: 1})
+    program = "import re; from stagec.frontends.jax import premises as p\nprint(p._values(lambda: X, [])['values'])"
+    reached = "X = ({len: 1, print: {abs, int, 'a'}}, re.compile('a' * 300))"
+    text = program.replace("lambda: X", "(lambda X: lambda: X)(X)").replace("\n", f"\n{reached}\n")
+    assert len({python(text, ROOT)[0] for _ in range(2)}) == 1
+    objects = np.array([first])
+    assert premises._values(lambda: objects, [])["unknown"] == "objects, a ndarray, which stagec cannot compare"
 
 
 def test_the_page(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _TEXT = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 """A string or a comment behind code, which stay; or a line with nothing, or nothing but a comment."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.dtype, np.generic, re.Pattern)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.dtype)
 _OPAQUE = (logging.Logger, type(np.add))
 """Objects whose name says what they are."""
 
@@ -112,12 +112,18 @@ def _source(name: str) -> str:
 
 def _values(function: Any, sources: Collection[str]) -> dict[str, str]:
     try:
-        digest = hashlib.sha256()
-        for part in _described(_inside(function), "", sources, {}):
-            digest.update(f"{len(part)}:{part}".encode(errors="surrogatepass"))
-        return {"values": digest.hexdigest(), "unknown": ""}
-    except (UnknownValueError, RecursionError) as error:
+        return {"values": _digest(_inside(function), sources), "unknown": ""}
+    except UnknownValueError as error:
         return {"values": "", "unknown": str(error)}
+    except Exception as error:  # noqa: BLE001 - an object of the user's may raise anything when it is looked at
+        return {"values": "", "unknown": f"an object that raises {type(error).__name__}, which stagec cannot compare"}
+
+
+def _digest(value: Any, sources: Collection[str]) -> str:
+    digest = hashlib.sha256()
+    for part in _described(value, "", sources, {}):
+        digest.update(f"{len(part)}:{part}".encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, Any]) -> Iterator[str]:
@@ -132,7 +138,7 @@ def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, 
         yield value.name
     elif isinstance(value, _PLAIN):
         yield value.hex() if isinstance(value, float) else repr(value)
-    elif isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer):
+    elif isinstance(value, np.ndarray | np.generic | jax.Array) and value.dtype != object and not _is_traced(value):
         words = jax.random.key_data(value) if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key) else value
         yield f"{value.dtype}{value.shape}{hashlib.sha256(np.asarray(words).tobytes()).hexdigest()}"
     elif isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | types.WrapperDescriptorType):
@@ -168,11 +174,13 @@ def _parts(value: Any, path: str, sources: Collection[str]) -> Iterator[tuple[st
         case property():
             yield "fget", value.fget
         case Mapping():
-            yield from ((repr(key), part) for key, part in value.items())
+            yield from ((f"[{i}]", pair) for i, pair in enumerate(value.items()))
         case tuple() | list():
             yield from ((f"[{i}]", part) for i, part in enumerate(value))
         case set() | frozenset():
-            yield from ((repr(part), part) for part in sorted(value, key=repr))
+            yield from ((part, None) for part in sorted(_digest(part, sources) for part in value))
+        case re.Pattern():
+            yield from (("pattern", value.pattern), ("flags", value.flags))
         case _ if hasattr(value, "__wrapped__"):  # under jax.jit, say
             yield "__wrapped__", value.__wrapped__
         case _ if dataclasses.is_dataclass(value) or type(value).__module__ in sources:
@@ -183,6 +191,10 @@ def _parts(value: Any, path: str, sources: Collection[str]) -> Iterator[tuple[st
             )
         case _:
             raise UnknownValueError(f"{path or 'itself'}, a {type(value).__qualname__}, which stagec cannot compare")
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
 
 
 def _reached(function: types.FunctionType, sources: Collection[str]) -> Iterator[tuple[str, Any]]:
