@@ -296,19 +296,23 @@ LOCK = "and run bazel run @stagec//:lock -- requirements.in"
         ),
         (
             "open('pkg/vocabulary.txt')",
-            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD',
+            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD, or '
+            "give stagec build --data pkg/vocabulary.txt",
         ),
         (
             "import pathlib\npathlib.Path(__file__).with_name('vocabulary.txt').read_text()",
-            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD',
+            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD, or '
+            "give stagec build --data pkg/vocabulary.txt",
         ),
         (
             "import numpy\nnumpy.load('data/table.npy')",
-            'data/table.npy is data of the model: write ["//data:table.npy"] in data of aot_manifest in BUILD',
+            'data/table.npy is data of the model: write ["//data:table.npy"] in data of aot_manifest in BUILD, or '
+            "give stagec build --data data/table.npy",
         ),
         (
             "try:\n    open('pkg/vocabulary.txt')\nexcept OSError as error:\n    raise ValueError('none') from error",
-            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD',
+            'pkg/vocabulary.txt is data of the model: write ["vocabulary.txt"] in data of aot_manifest in BUILD, or '
+            "give stagec build --data pkg/vocabulary.txt",
         ),
         (
             "open('short.safetensors')",
@@ -316,7 +320,8 @@ LOCK = "and run bazel run @stagec//:lock -- requirements.in"
         ),
         (
             "open('/nowhere/words.txt')",
-            "an action reads files of the workspace alone: copy it there, and name it in data of aot_manifest in BUILD",
+            "an action reads files of the workspace alone: copy it there, and name it in data of aot_manifest in BUILD"
+            ", or with --data",
         ),
         ("import subprocess\nsubprocess.run(['no-such-program'])", ""),
         ("from math import no_such_name", ""),

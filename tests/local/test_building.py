@@ -2,8 +2,8 @@
 
 tests/test_e2e.py compares bytes and command lines with those of Bazel.
 
-Modules: `cli/build.py`, `local/actions.py`, `local/building.py`, `local/environment.py`, `local/pool.py`,
-`local/running.py`, `local/store.py`, `worker/client.py`.
+Modules: `cli/build.py`, `cli/store.py`, `local/actions.py`, `local/building.py`, `local/environment.py`,
+`local/pool.py`, `local/running.py`, `local/store.py`, `worker/client.py`.
 """
 
 import hashlib
@@ -309,6 +309,30 @@ def test_a_damaged_store_is_noticed(built: Workspace) -> None:
     blob.chmod(0o644)
     blob.write_bytes(data[:-1])  # the machine lost its power
     assert built.build("--output", "again.aot") == {"action bundle m"}
+
+
+def test_the_store_is_trimmed(built: Workspace) -> None:
+    """What was asked for last stays, and a build makes the rest again."""
+
+    def store(*words: str) -> dict[str, int]:
+        done = built.shell(f"stagec store --json {shlex.join(words)}")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    before, sha256 = store(), built.sha256()
+    assert store("--most", "1TB") == before
+    time.sleep(0.01)
+    assert built.build("--function", "shift", "--output", "shift.aot")
+    trimmed = store("--most", f"{before['bytes'] // 2}")
+    assert trimmed["bytes"] <= before["bytes"] // 2
+    assert trimmed["removed"] > 0
+    assert built.build("--function", "shift", "--output", "shift.aot") == set()
+    assert "action compile m.double.cpu.n1" in built.build()
+    assert built.sha256() == sha256
+    with Store(built.cache / "stagec").execution_root():
+        assert built.shell("stagec store --most 1B").stderr.startswith("a build runs")
+    assert store("--most", "0B")["files"] == 0
+    assert built.shell("stagec store --most much").stderr == '--most much: not a size\n  write for example "5GB"\n'
 
 
 @pytest.mark.parametrize("way", WAYS)

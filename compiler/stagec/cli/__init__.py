@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stagec.cli.files import Answer
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "begin": ("init", "build", "schema", "targets", "describe-device"),
+    "begin": ("init", "build", "store", "schema", "targets", "describe-device"),
     "look at what was built": ("inspect", "stub", "baseline"),
     "compare": ("diff", "explain", "reproduce", "rebuild", "compare-jit"),
     "run": ("run", "bench"),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagec.core.data import writing
-from stagec.core.messages.errors import Problem, StagecError
+from stagec.core.messages.errors import Problem, StagecError, blaming, mistake
 
 _KEPT = 16
 """The most results of one action: of the contents that its sources had last."""
@@ -61,9 +61,13 @@ class Store:
     def find(self, key: str) -> list[Made]:
         """Return what an action of this key made, of different sources, the last one first."""
         path = self.folder / "actions" / f"{key}.json"
-        try:
-            entries = json.loads(path.read_bytes())
+        with contextlib.suppress(OSError):
             os.utime(path)  # `trim` removes what nobody has asked for
+        return self._made(path)
+
+    def _made(self, record: Path) -> list[Made]:
+        try:
+            entries = json.loads(record.read_bytes())
         except (OSError, ValueError):
             return []
         return [
@@ -112,7 +116,7 @@ class Store:
     def write(self, digest: str, path: str) -> None:
         """Write a file to a path of the user's, in one step. Raises StagecError if what is kept is damaged."""
         blob = self._blob(digest)
-        with blob.open("rb") as file:
+        with blaming(str(blob)), blob.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 blob.unlink()
                 raise StagecError(Problem(str(blob), "", "it is damaged, and now removed", "build again"))
@@ -123,6 +127,37 @@ class Store:
     def read(self, digest: str) -> bytes:
         """Return the content of a small file."""
         return self._blob(digest).read_bytes()
+
+    def usage(self) -> tuple[int, int]:
+        """Return the number of files that actions made, and their bytes."""
+        sizes = [path.stat().st_size for path in (self.folder / "blobs").glob("*/*")]
+        return len(sizes), sum(sizes)
+
+    def trim(self, most: int) -> int:
+        """Remove what was used least recently, until there are `most` bytes; return the bytes that were removed.
+
+        Raises StagecError while a build runs.
+        """
+        before = self.usage()[1]
+        with _lock(self.folder / "builds"):  # none begins
+            for other in (self.folder / "builds").iterdir():
+                try:
+                    with _lock(other, fcntl.LOCK_NB):
+                        shutil.rmtree(other)
+                except OSError:
+                    raise mistake("a build runs, which may read every file", "try again when it has ended") from None
+            records = sorted((self.folder / "actions").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+            kept: dict[str, int] = {}
+            for record in records:
+                made = {digest: size for entry in self._made(record) for digest, size in entry.outputs.values()}
+                if sum((kept | made).values()) > most:
+                    record.unlink()
+                else:
+                    kept |= made
+            for path in (self.folder / "blobs").glob("*/*"):
+                if path.parent.name + path.name not in kept:
+                    path.unlink()
+        return before - self.usage()[1]
 
     @contextlib.contextmanager
     def execution_root(self) -> Iterator[Path]:

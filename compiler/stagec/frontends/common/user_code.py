@@ -188,7 +188,7 @@ def hidden(module: str) -> str:
 def _missing_file(filename: object, importer: Path, manifest: str) -> str:
     """Return the advice for a missing file. filename: from the call that opened it; None: it is not known."""
     if not isinstance(filename, str):
-        return "a file that a model reads: name it in data of aot_manifest in BUILD"
+        return "a file that a model reads: name it in data of aot_manifest in BUILD, or with --data"
     path = Path(_displayed(filename))
     if not Path(filename).is_absolute() and (importer.parent / filename).exists():
         there = _displayed(str(importer.parent / filename))
@@ -196,6 +196,7 @@ def _missing_file(filename: object, importer: Path, manifest: str) -> str:
     if path.is_absolute():
         return (
             "an action reads files of the workspace alone: copy it there, and name it in data of aot_manifest in BUILD"
+            ", or with --data"
         )
     return _name_in("data", path, manifest)
 
@@ -206,7 +207,8 @@ def _name_in(attribute: str, file: Path, manifest: str) -> str:
     inside = file.is_relative_to(package)
     label = file.relative_to(package) if inside else f"//{str(file.parent).removeprefix('.')}:{file.name}"
     what = {"deps": "a module of the workspace", "data": "data of the model"}[attribute]
-    return f'{file} is {what}: write ["{label}"] in {attribute} of aot_manifest in BUILD'
+    also = f", or give stagec build --data {file}" if attribute == "data" else ""
+    return f'{file} is {what}: write ["{label}"] in {attribute} of aot_manifest in BUILD{also}'
 
 
 def _folders(module: str) -> list[str]:
