@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PASSPHRASE = "STAGEC_KEY_PASSPHRASE"
 
 OPTIONS = {
-    "bundle": "the bundle (.aot), or a layer (.tar); with --model-signing also a file of weights (.safetensors), or a folder "
-    "of entries for JAX's compilation cache",
+    "bundle": "the bundle (.aot), or a layer (.tar); with --model-signing also a file of weights (.safetensors), or a "
+    "folder of entries for JAX's compilation cache",
     "(--statement STATEMENT | --model-signing)": (
         "its in-toto statement (.intoto.json)",
         (
