@@ -122,7 +122,7 @@ class Server:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Return the status and the JSON, or text, of an answer."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         connection.request(method, path, data, given)

@@ -152,7 +152,7 @@ def test_a_mixed_load(served: Path, tmp_path: Path) -> None:
         )
     outcomes: Counter[tuple[str, int]] = Counter()
     seconds: dict[str, list[float]] = {"main port": [], "probe port": []}
-    options = ("--grpc-port", "0", "--probe-port", "0", "--watch", "--control", "--memory", "256")
+    options = ("--grpc-port", "0", "--probe-port", "0", "--watch", "--control", "--memory", "256", "--timeout", "600")
     with serving(place, *options) as server:
         probes = int(re.findall(r"probes on http://.*:(\d+)", server.told)[0])
 
@@ -200,15 +200,13 @@ def test_a_mixed_load(served: Path, tmp_path: Path) -> None:
             memory, opened, asked = server.memory(), server.descriptors(), clients.answered.total()
             watch(server, clients, SECONDS / 2)
             grown, count = server.memory() - memory, clients.answered.total() - asked
+            for which, took in seconds.items():
+                ordered = sorted(took)
+                marks = ((part, ordered[int(part * (len(took) - 1))] * 1000) for part in (0.5, 0.99, 1))
+                print(f"live at the {which}: {len(took)}", *(f"{part:.0%} {ms:.1f} ms" for part, ms in marks))
+            print(f"{outcomes}; {clients.answered}; {server.descriptors()} descriptors, before {opened}")
+            print(f"{grown >> 10} KiB more after {count} requests", flush=True)
             ended.set()
-        for which, took in seconds.items():
-            ordered = sorted(took)
-            shown = ", ".join(
-                f"{part:.0%} {ordered[int(part * (len(took) - 1))] * 1000:.1f} ms" for part in (0.5, 0.99, 1)
-            )
-            print(f"live at the {which}: {len(took)} times, {shown}")
-        print(f"{outcomes}; {clients.answered}; {server.descriptors()} descriptors, before {opened}")
-        print(f"{grown >> 10} KiB more after {count} requests", flush=True)
         assert clients.answered.keys() == {200}
         expected = {"large JSON": 200, "wrong 0": 413, "wrong 1": 413, "wrong 2": 400, "wrong 3": 400, "weights": 200}
         expected |= {"JSON of 8,000,000 numbers": 406, "live at the main port": 200, "live at the probe port": 200}
