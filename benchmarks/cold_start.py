@@ -26,7 +26,7 @@ def measure(options: Options) -> list[Row]:
         folder = options.folder / function
         bundles.build(function, folder, sized=function == "mlp")
         _seconds("prepare", function, folder)
-        ways = ("stagec", *JAX, "built", *FLOORS)
+        ways = ("stagec", *JAX, "built", "warm", *FLOORS)
         for way in ways:  # byte code and pages of files
             _seconds(way, function, folder)
         seconds = interleaved(options.rounds, {way: partial(_seconds, way, function, folder) for way in ways})
@@ -39,6 +39,9 @@ def measure(options: Options) -> list[Row]:
         rows.append(
             Row(f"the same in a program with JAX, {function}", against, ratio(seconds, "built", "cached"), 1.1, built)
         )
+        untraced = {way: seconds[way] for way in ("warm", "cached", "jit")}
+        name = f"the same in a program with JAX, untraced, {function}"
+        rows.append(Row(name, against, ratio(seconds, "warm", "cached"), 0.6, untraced))
         for floor, target in FLOORS.items():
             against = f"numpy, jaxlib, {floor.replace('_', ' ')}"
             row = f"the same, by its floor: {floor.replace('_', ' ')}"

@@ -154,6 +154,21 @@ def built(function: str, folder: Path) -> None:
     assert len(hits) == 1, "the entry was missed"
 
 
+def warm(function: str, folder: Path) -> None:
+    """The same program, with a bundle: nothing is traced before the result."""
+    import jax
+
+    import stagec.jax
+
+    traced: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **more: traced.append(more["fun_name"]) if "jaxpr_trace" in event else None
+    )
+    with stagec.jax.warm(folder / "functions.aot"):
+        jit(function, folder)
+    assert function not in traced
+
+
 def exported(function: str, folder: Path) -> None:
     """Read a `jax.export` artifact, compile it and call."""
     import jax.export

@@ -24,13 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.dtypes import float0
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
-from stagec.frontends.jax import exporting, premises
+from stagec.frontends.jax import premises
 from stagec.jax_warm import Verify, Warm, functions
 from stagec.loader import load
 from stagec.loader.bundle import Bundle
@@ -39,7 +38,6 @@ from stagec.pjrt.arrays import abstract_array, single_device
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.jax_arrays import KEYS
 from stagec.pjrt.weights import Weight
-from stagec.stages.exported import Exported
 
 __all__ = ["function", "jit", "warm"]
 
@@ -105,16 +103,16 @@ def jit(
 ) -> Warm:
     """Return `fun` as `jax.jit` does, but calls that were built run the bundle's executable, and trace nothing.
 
-    A call is JAX's own, and the log says once why, if anything differs from the build or cannot be compared: a source of
-    yours that the trace imported, a setting of JAX, the version of a package, a value that the function reaches by a
-    name or closed over, a static value, a type or a size, a donated argument.
+    A call is JAX's own, and the log says once why, if anything differs from the build or cannot be compared: a source
+    of yours that the trace imported, a setting of JAX, the version of a package, a value that the function reaches by
+    a name or closed over, a static value, a type or a size, a donated argument.
 
     fun: the function of the manifest's `entry`, without `jax.jit`.
     bundle: of the manifest. name: of the function there. None: the one that was built from `fun`.
     verify: how to find what else differs, such as a clock, a file or an environment variable that the model read.
-        "background": after the first call, trace and lower in a thread, and compare with what was built. A difference is
-        an error in the log, and JAX runs all later calls. "first": do that before the first call, so a result is never
-        wrong; XLA still compiles nothing. "never": do not.
+        "background": after the first call, trace and lower in a thread, and compare with what was built. A difference
+        is an error in the log, and JAX runs all later calls. "first": do that before the first call, so a result is
+        never wrong; XLA still compiles nothing. "never": do not.
 
     options: those of `jax.jit`. With others than static_argnums, static_argnames, donate_argnums, donate_argnames,
     keep_unused and inline, all calls are JAX's.
@@ -161,6 +159,9 @@ class _Composed:
 
     def __init__(self, variant: Variant, vmap: str | None, derivatives: Derivatives) -> None:
         """Raises ValueError if no argument has the dimension that `vmap` names."""
+        from stagec.frontends.jax import exporting  # a start without a trace has none
+        from stagec.stages.exported import Exported
+
         self._variant = variant
         self._exported = Exported.deserialize(variant.exported())
         sizes = {size for aval in self._exported.in_avals for size in aval.shape if not isinstance(size, int)}
@@ -349,6 +350,7 @@ class _Flat:
 @functools.cache
 def _forward_alone() -> Any:
     """Return the primitive of a tangent: the same array, which raises where JAX wants its transpose."""
+    from jax.extend.core import Primitive  # it imports Pallas, and few need it
 
     def refuse(*_: Any, name: str) -> Any:
         raise CallError("transformation", f"{name}: {_NO_VJP}; {_HESSIAN}")

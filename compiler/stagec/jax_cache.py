@@ -14,8 +14,8 @@ Each entry of that folder is compared with the digest in its index before XLA re
   read-only. An entry has its digest at its end: one that was written in part is compiled again.
 - `STAGEC_ON_MISS`: "log" warns of each program that was not built, with your line, and what of its key differs. "error"
   raises a `MissError`.
-- `STAGEC_JAX_CACHE_KEYS`: paths of public keys, divided as in PATH. JAX then reads nothing from the folder if none of them
-  signed it (`stagec sign FOLDER --model-signing`).
+- `STAGEC_JAX_CACHE_KEYS`: paths of public keys, divided as in PATH. JAX then reads nothing from the folder if none of
+  them signed it (`stagec sign FOLDER --model-signing`).
 - `STAGEC_JAX_CACHE_METRICS`: a file that gets what `metrics` returns after each look-up.
 
 `python -m stagec.jax_cache` prints the fingerprint, for the key `jax_cache_machines` of a manifest: with that, programs
@@ -58,7 +58,7 @@ ON_MISS, MISSES, KEYS, METRICS = (
 _LOGGER = logging.getLogger("jax.stagec")  # JAX_LOGGING_LEVEL is of it too
 _ASKED = threading.local()
 """key: that of the program which JAX looks up in this thread."""
-_FOUND = ("built", "kept", "damaged", "missing")
+_KINDS = ("built", "kept", "damaged", "missing")
 _COUNTS: Counter[str] = Counter()
 
 
@@ -77,8 +77,11 @@ def metrics() -> str:
     stagec_jax_cache_lookups_total{found="built"} 0
     """
     name = "stagec_jax_cache_lookups_total"
-    lines = [f"# HELP {name} Programs that JAX looked up in its compilation cache, by what it found.", f"# TYPE {name} counter"]
-    lines += [f'{name}{{found="{found}"}} {_COUNTS[found]}' for found in _FOUND]
+    lines = [
+        f"# HELP {name} Programs that JAX looked up in its compilation cache, by what it found.",
+        f"# TYPE {name} counter",
+    ]
+    lines += [f'{name}{{found="{kind}"}} {_COUNTS[kind]}' for kind in _KINDS]
     return "\n".join(lines) + "\n"
 
 
@@ -124,16 +127,16 @@ class _Cache:
 
     def get(self, name: str) -> bytes | None:
         """Return the file of an entry; None if JAX must compile. Raises MissError."""
-        found, content = "missing", None
+        kind, content = "missing", None
         if name in self._built:
             try:
-                found, content = "built", self._built.read(name)
+                kind, content = "built", self._built.read(name)
             except (OSError, ValueError) as error:
-                found = "damaged"
+                kind = "damaged"
                 _LOGGER.error("%s", error)
         elif content := self._kept(name):
-            found = "kept"
-        _count(found)
+            kind = "kept"
+        _count(kind)
         if content is None and (policy := os.environ.get(ON_MISS)):
             caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] not in ("none", "")
             miss = self._built.explain(name, getattr(_ASKED, "key", None), self._path if caches else "")
@@ -194,8 +197,8 @@ def _open(before: Callable[[str], Any], path: str) -> tuple[Any, str]:
     return _Cache(built, path, own, bool(misses)), path
 
 
-def _count(found: str) -> None:
-    _COUNTS[found] += 1
+def _count(kind: str) -> None:
+    _COUNTS[kind] += 1
     if path := os.environ.get(METRICS):
         with contextlib.suppress(OSError):
             writing.named(path, [metrics().encode()])

@@ -14,7 +14,7 @@ __all__: list[str] = []
 
 
 def initialize() -> None:
-    """Import `stagec.jax_cache` if JAX's cache is in a folder that stagec built. JAX calls this, and logs its errors."""
+    """Import `stagec.jax_cache` if JAX's cache is a folder that stagec built. JAX calls this, and logs its errors."""
     import jax  # which calls this
 
     folder = jax.config.values["jax_compilation_cache_dir"]

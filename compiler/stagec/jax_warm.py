@@ -17,23 +17,20 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import jax
-import jax.numpy as jnp
-from jaxlib.mlir import passmanager
 
 from stagec.core.messages.errors import either
 from stagec.core.messages.refusal import CallError, LoadError
-from stagec.frontends.common.jit import Arguments, flatten, static_key
-from stagec.frontends.jax import exporting, premises
-from stagec.frontends.jax.pytrees import to_tree
-from stagec.frontends.jax.tracer import JaxTracer
+from stagec.core.trees.tree import Tree
+from stagec.frontends.common.parameters import Arguments, flatten, static_key
+from stagec.frontends.jax import contexts, premises
 from stagec.loader.bundle import Bundle
 from stagec.loader.variant import Variant
-from stagec.stages import mlir
-from stagec.stages.exported import Exported
 
 Verify: TypeAlias = Literal["background", "first", "never"]
 _VERIFY: tuple[Verify, ...] = ("background", "first", "never")
 _LOGGER = logging.getLogger("jax.stagec")
+_LATER = 2.0
+"""Seconds from a first call to its comparison in the background."""
 _OPTIONS = frozenset(
     ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused", "inline")
 )
@@ -59,14 +56,14 @@ class Warm:
     def __init__(
         self, fun: Callable[..., Any], bundle: Bundle, name: str, verify: Verify, options: Mapping[str, Any]
     ) -> None:
-        """options: of `jax.jit`. Raises KeyError for a function that the bundle lacks, ValueError for another verify."""
+        """options: of `jax.jit`. Raises KeyError if the bundle has no such function, ValueError for another verify."""
         if verify not in _VERIFY:
             raise ValueError(f"verify is {verify!r}; write {either([repr(each) for each in _VERIFY])}")
         functools.update_wrapper(self, fun, updated=())
         self._fun, self._options, self._verify, self._name = fun, options, verify, name
         self._function = bundle[name]
-        self._tracer = JaxTracer(fun, options, {}, "refuse")
-        self._jitted = self._tracer.like
+        self._jitted = jax.jit(fun, **options)
+        self._static = Arguments.of(fun, options.get("static_argnums"), options.get("static_argnames"))
         self._donated = Arguments.of(fun, options.get("donate_argnums"), options.get("donate_argnames"))
         self._ways: dict[Hashable, Callable[..., Any]] = {}
         self._right: set[Hashable] = set()
@@ -77,13 +74,13 @@ class Warm:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the built executable, or what `jax.jit` compiles."""
-        if self._tracer.within():
+        if contexts.within():
             return self._jitted(*args, **kwargs)
-        dynamic, static = self._tracer.static.split(args, kwargs)
+        dynamic, static = self._static.split(args, kwargs)
         leaves, structure = flatten(dynamic)
         try:
-            known = tuple(map(self._tracer.abstract, leaves))
-            key = static_key(self._name, static), structure, known, self._tracer.settings()
+            known = tuple(map(contexts.abstract, leaves))
+            key = static_key(self._name, static), structure, known, contexts.settings()
             way = self._ways.get(key)
         except (TypeError, ValueError):  # JAX has better words
             return self._jitted(*args, **kwargs)
@@ -91,7 +88,7 @@ class Warm:
 
     def _first(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Decide how calls of this kind run, and run this one."""
-        settings = self._tracer.settings()
+        settings = contexts.settings()
         try:
             variant, way = self._built(args, kwargs)
             # One artifact is for all sizes, so one comparison is.
@@ -116,10 +113,13 @@ class Warm:
             _LOGGER.warning("%s is traced: %s", self._name, why)
 
     def _behind(self, variant: Variant, settings: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare in a thread of its own."""
+        """Compare in a thread of its own, when the program has started or ended: tracing takes Python's lock."""
+        threading.main_thread().join(_LATER)
         try:
-            if self._tracer.settings() != settings:
-                raise _Traced("it was called with settings of JAX that hold in one thread; verify='first' compares there")
+            if contexts.settings() != settings:
+                raise _Traced(
+                    "it was called with settings of JAX that hold in one thread; verify='first' compares there"
+                )
             self._compare(variant, settings, args, kwargs)
         except _Traced as why:
             self._differs = str(why)
@@ -155,7 +155,7 @@ class Warm:
         """Return what was built for this call, and what runs calls like it. Raises _Traced, CallError, LoadError."""
         if self._differs:
             raise _Traced(self._differs)
-        split = self._tracer.static.split
+        split = self._static.split
         dynamic, static = split(args, kwargs)
         leaves, structure = flatten(dynamic)
         names = [*inspect.signature(self._fun).parameters] if static else []
@@ -164,7 +164,7 @@ class Warm:
         interface = variant.interface
         if fixed.keys() != variant.static.keys():
             raise _Traced(f"it was built with the static arguments {', '.join(variant.static) or 'none'}")
-        if not leaves or variant.weights or to_tree(structure) != interface.description.in_tree:
+        if not leaves or variant.weights or structure != _plain(interface.description.in_tree):
             raise _Traced("the arguments have another structure than those that it was built for")
         if interface.out_structure is None:
             raise _Traced("its result has types of yours, of which only JAX makes the right ones")
@@ -180,39 +180,45 @@ class Warm:
         if self._consumed(args, kwargs) != [*variant.descriptions[0].donated]:
             raise _Traced("it was built with other donated arguments")
 
+        is_hosted = not any(isinstance(leaf, jax.Array) for leaf in leaves)
+
         def way(*args: Any, **kwargs: Any) -> Any:
-            # For numpy's arrays alone, a bundle gives numpy's.
-            plain, named = jax.tree.map(jnp.asarray, split(args, kwargs)[0])
+            plain, named = split(args, kwargs)[0]
+            if is_hosted:  # for numpy's arrays alone, a bundle gives numpy's
+                (first, *rest), same = flatten((plain, named))
+                plain, named = same.unflatten([jax.device_put(first), *rest])
             return self._function(*plain, **named, **fixed)
 
         return variant, way
 
     def _consumed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[bool]:
         """Return for each leaf whether `jax.jit` deletes it."""
-        static, places = self._tracer.static, self._donated.places(len(args))
+        static, places = self._static, self._donated.places(len(args))
         given = [(i in places, arg) for i, arg in enumerate(args) if i not in static.places(len(args))]
         given += [(name in self._donated.names, kwargs[name]) for name in sorted(kwargs) if name not in static.names]
         return [is_donated for is_donated, arg in given for _ in jax.tree.leaves(arg)]
 
     def _difference(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Say how the program that JAX lowers differs from the built one; "" if it does not."""
+        from stagec.frontends.jax import exporting, pytrees  # a start does without
+        from stagec.stages.exported import Exported
+
         built = Exported.deserialize(variant.exported())
         theirs = exporting.flat(built).in_avals
         leaves = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in theirs]
-        dynamic, static = self._tracer.static.split(args, kwargs)
+        dynamic, static = self._static.split(args, kwargs)
         plain, named = jax.tree.unflatten(jax.tree.structure(dynamic), leaves)
         named |= {name: value for name, value in static.items() if isinstance(name, str)}
-        merged = self._tracer.static.merged(args, plain)
+        merged = self._static.merged(args, plain)
 
-        @functools.wraps(self._fun)
-        def again(*args: Any, **kwargs: Any) -> Any:  # of the function itself, JAX may know a trace
-            return self._fun(*args, **kwargs)
+        def another(fun: Callable[..., Any]) -> Any:  # of the function itself, JAX may know a trace
+            return jax.jit(functools.wraps(self._fun)(functools.partial(fun)), **self._options)
 
         # A function that is under jax.jit already is one more function in the module.
-        inner = jax.jit(again, **self._options) if self._function.description["premises"]["jitted"] else again
-        jitted = jax.jit(functools.wraps(self._fun)(lambda *args, **kwargs: inner(*args, **kwargs)), **self._options)
+        is_inside = self._function.description["premises"]["jitted"]
+        jitted = another(another(self._fun) if is_inside else self._fun)
         exported = exporting.export(jitted, merged, named, built.platforms, [], lambda _: None)
-        if to_tree(exported.out_tree) != built.out_tree or any(aval.weak_type for aval in exported.out_avals):
+        if pytrees.to_tree(exported.out_tree) != built.out_tree or any(aval.weak_type for aval in exported.out_avals):
             return "its result has another structure, or weak types"
         same = _bare(exported.mlir_module_serialized) == _bare(built.mlir_module_serialized)
         return "" if same else "its operations or constants are others"
@@ -223,8 +229,17 @@ def _like(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
 
 
+def _plain(tree: Tree) -> Any:
+    """Return a structure of plain containers as JAX's; types of the user's stand for others there."""
+    return jax.tree.structure(tree.unflatten(range(tree.num_leaves)))
+
+
 def _bare(artifact: bytes) -> bytes:
     """Return a module without places in sources."""
+    from jaxlib.mlir import passmanager
+
+    from stagec.stages import mlir
+
     with mlir.context() as context:
         module = mlir.read_artifact(context, artifact)
         passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)

@@ -26,7 +26,7 @@ import stagec
 import stagec_arrays
 import stagec_arrays.numpy as snp
 from stagec.core.trees import same
-from stagec.frontends.jax import tracer
+from stagec.frontends.jax import contexts
 from stagec.stages.shardings import Mesh, NamedSharding, PartitionSpec
 
 X = np.arange(1, 4, dtype=np.float32)
@@ -341,7 +341,7 @@ def test_no_setting_of_jax_is_forgotten() -> None:
         [names for release, names in ADDED.items() if here < release]
         + [names for release, names in DROPPED.items() if here >= release]
     )
-    known = {f"jax_{name}" for name in NO_PROGRAM.split()} | {*tracer._BEYOND}
+    known = {f"jax_{name}" for name in NO_PROGRAM.split()} | {*contexts.BEYOND}
     assert {name for name in others if not name.startswith("jax2tf_")} == known - {f"jax_{n}" for n in absent.split()}
 
 

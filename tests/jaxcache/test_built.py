@@ -1,4 +1,4 @@
-"""A folder that stagec built, under programs that nobody changed: what is read, what is kept elsewhere, what is told.
+"""A folder that stagec built, under programs that nobody changed: what is read, what is kept elsewhere, what it says.
 
 Modules: `jaxcache/built.py`, `jax_cache.py`, `jax_plugin.py`, `frontends/jax/cache_keys.py`, `cli/sign.py`.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from stagec.jaxcache import jax_entries
-from tests.building import COMPILER, build_jax_cache, stagec
+from tests.building import COMPILER, ROOT, build_jax_cache, stagec
 
 MANIFEST = """
 [manifest]
@@ -76,7 +76,8 @@ class Machine:
         }
         command = [sys.executable, "-B", "-s", "-S", "program.py"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=self.here, env=env, text=True, preexec_fn=limit, **pipes)  # type: ignore[call-overload,no-any-return]
+        options = {"cwd": self.here, "env": env, "text": True, "preexec_fn": limit, **pipes}
+        return subprocess.Popen(command, **options)  # type: ignore[call-overload,no-any-return]
 
     def found(self, says: str = "", limit: Callable[[], None] | None = None, **variables: str) -> dict[str, int]:
         """Run the program; return how many programs were found, by place. says: what it writes besides."""
@@ -86,7 +87,9 @@ class Machine:
         out, err = process.communicate()
         assert (process.returncode, out) == (0, RIGHT), err
         assert says in err if says else not err
-        counts = re.findall(r'^stagec_jax_cache_lookups_total\{found="(\w+)"\} (\d+)$', metrics.read_text(), re.M)
+        counts = re.findall(
+            r'^stagec_jax_cache_lookups_total\{found="(\w+)"\} (\d+)$', metrics.read_text(), re.MULTILINE
+        )
         assert [found for found, _ in counts] == ["built", "kept", "damaged", "missing"]
         return {found: int(count) for found, count in counts if count != "0"}
 
@@ -205,6 +208,25 @@ def test_a_folder_that_nobody_signed_is_not_read(machine: Machine, tmp_path: Pat
     refused(f"[Errno 2] No such file or directory: '{index}'")
 
 
+def test_the_page_names_the_variables(machine: Machine) -> None:
+    """docs/with-jax.md: all of them are set at once, with paths of this machine."""
+    page = (ROOT / "docs" / "with-jax.md").read_text("utf-8")
+    said = re.findall(r"^    export STAGEC_(\w+)=(.*)$", page, re.MULTILINE)
+    assert [name for name, _ in said] == ["MISSES_DIR", "ON_MISS", "JAX_CACHE_METRICS", "JAX_CACHE_KEYS"]
+    (command,) = re.findall(r"^    stagec (sign models.jax_cache .*)$", page, re.MULTILINE)
+    made = {"models.jax_cache": str(machine.folder), "team.key": str(machine.here / "team.key")}
+    words = ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", made["team.key"]]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    public = ["pkey", "-in", made["team.key"], "-pubout", "-out", machine.here / "team.pem"]
+    subprocess.run(["openssl", *public], check=True)
+    done = stagec(*[made.get(word, word) for word in command.split()], cwd=machine.here)
+    assert done.returncode == 0, done.stderr
+    here = {**dict(said), "MISSES_DIR": str(machine.misses), "JAX_CACHE_KEYS": str(machine.here / "team.pem")}
+    del here["JAX_CACHE_METRICS"]
+    assert machine.found("jit_triple", **here) == BUILT
+    assert machine.found(**here) == KEPT
+
+
 def test_another_folder_is_not_signed(tmp_path: Path) -> None:
     key = tmp_path / "key"
     words = ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key]
@@ -212,4 +234,4 @@ def test_another_folder_is_not_signed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     done = stagec("sign", tmp_path / "folder", "--model-signing", "--key", key, cwd=tmp_path)
     assert done.returncode == 2
-    assert "folder: it has no stagec.json, so it is no folder for JAX's compilation cache" in done.stderr
+    assert "folder: it has no stagec.json: stagec did not build it for JAX's compilation cache" in done.stderr

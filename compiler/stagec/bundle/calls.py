@@ -47,7 +47,7 @@ def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
     Raises LoadError ("digest", "format") or ValueError if that is damaged.
     """
     entry = archive.index["functions"][artifact]
-    described = described(archive, artifact) if names else {}
+    described = description_of(archive, artifact) if names else {}
     call = of_interface(entry["function"], entry, described.get("parameters", ()))
     return replace(
         call,
@@ -64,7 +64,7 @@ def constants_of(archive: Archive, artifact: str) -> list[dict[str, Any]]:
 
     Raises the errors of `call_of`.
     """
-    return list(described(archive, artifact)["constants"])
+    return list(description_of(archive, artifact)["constants"])
 
 
 def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[str] = ()) -> Call:
@@ -74,7 +74,7 @@ def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[s
     return Call(name, in_tree, in_avals, out_tree, out_avals, parameters)
 
 
-def described(archive: Archive, artifact: str) -> Mapping[str, Any]:
+def description_of(archive: Archive, artifact: str) -> Mapping[str, Any]:
     """Return the description beside an exported artifact."""
     member = archive.index["functions"][artifact]["description"]
     described: Mapping[str, Any] = strict_json.parse(archive.read(member, LARGEST), LARGEST)

@@ -72,7 +72,7 @@ def _sign_files(options: Options, key: PrivateKey) -> Answer:
         # A reader needs only the digest of the index, which has those of the others; another verifier wants all.
         name, files = path.name, {file.name: hashlib.sha256(read(str(file))).hexdigest() for file in path.iterdir()}
         if jax_entries.INDEX not in files:
-            what = f"it has no {jax_entries.INDEX}, so it is no folder for JAX's compilation cache that stagec built"
+            what = f"it has no {jax_entries.INDEX}: stagec did not build it for JAX's compilation cache"
             raise StagecError(Problem(options.bundle, "", what, "give the folder that aot_jax_cache wrote"))
     elif path.suffix == ".safetensors":
         with blaming(options.bundle, what="not a safetensors file: "):

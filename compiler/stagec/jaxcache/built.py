@@ -17,7 +17,7 @@ class Built:
     def __init__(self, folder: str, vouch: Callable[[bytes], None]) -> None:
         """Read the index. vouch: is given its bytes before they are parsed; it raises for bytes that nobody signed.
 
-        Raises OSError; ValueError if it is no index.
+        Raises OSError; ValueError if it is not an index.
         """
         self._folder = folder
         index = reading.whole(Path(folder, jax_entries.INDEX))

@@ -356,9 +356,9 @@ class Variant:
     @property
     def description(self) -> Mapping[str, Any]:
         """What lies beside the exported artifact, read now. Raises LoadError, ValueError, CallError ("closed")."""
-        from stagec.bundle.calls import described  # calls that fit do without
+        from stagec.bundle.calls import description_of  # calls that fit do without
 
-        return described(self._archive(), self.name)
+        return description_of(self._archive(), self.name)
 
     def _archive(self) -> Archive:
         if self._loaded.archive is None:

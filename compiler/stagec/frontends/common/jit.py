@@ -8,20 +8,15 @@ nodes by type and value (`core.trees.same`), structure, arrays, and every settin
 from __future__ import annotations
 
 import functools
-import inspect
-import operator
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, overload
-
-from jaxlib import _jax
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar, overload
 
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.sizes.avals import arrow
-from stagec.core.trees import same
 from stagec.core.trees.tree import Tree
-from stagec.frontends.common.user_code import positional
+from stagec.frontends.common.parameters import Arguments, flatten, static_key
 from stagec.pjrt.static_data import StaticData
 from stagec.stages.exported import Exported
 from stagec.stages.info import ArgInfo, donate_argnums
@@ -32,69 +27,6 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 Run: TypeAlias = "Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]"
 """Takes the leaves of a call and `abstract` of each, and gives the leaves of the result."""
-
-
-class Arguments(NamedTuple):
-    """Some of a function's arguments: static or donated ones, by number and by name."""
-
-    numbers: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(
-        fun: Callable[..., Any],
-        numbers: SupportsIndex | Iterable[SupportsIndex] | None,
-        names: str | Iterable[str] | None,
-    ) -> Arguments:
-        """Return the arguments that `jit` was given. As in JAX, None is derived from the other; () means none."""
-        indices = None if numbers is None else _indices(numbers)
-        called = None if names is None else (names,) if isinstance(names, str) else tuple(names)
-        if indices is None or called is None:
-            either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            try:
-                pairs = list(enumerate(inspect.signature(fun).parameters.values()))
-            except (TypeError, ValueError):
-                pairs = []
-            named = [(i, parameter.name) for i, parameter in pairs if parameter.kind is either]
-            if indices is None:
-                indices = tuple(i for i, name in named if name in (called or ()))
-            elif called is None:
-                called = tuple(name for i, name in named if i in indices)
-        return Arguments(indices, called or ())
-
-    def places(self, count: int) -> set[int]:
-        """Return their indices among `count` positional arguments; negative numbers count from the end."""
-        return {number % count for number in self.numbers if -count <= number < count}
-
-    def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[int | str, Any]]:
-        """Return the other arguments, as `(args, kwargs)`, and these arguments."""
-        if not self.numbers and not self.names:
-            return (args, dict(kwargs)), {}
-        places = self.places(len(args))
-        others = tuple([value for i, value in enumerate(args) if i not in places])
-        own: dict[int | str, Any] = {i: args[i] for i in sorted(places)}
-        if not kwargs:
-            return (others, {}), own
-        named = {name: value for name, value in kwargs.items() if name not in self.names}
-        own |= {name: kwargs[name] for name in sorted(kwargs.keys() - named)}
-        return (others, named), own
-
-    def merged(self, args: tuple[Any, ...], others: Sequence[Any]) -> list[Any]:
-        """Return positional arguments with other values for the first result of `split`."""
-        places, left = self.places(len(args)), iter(others)
-        return [value if i in places else next(left) for i, value in enumerate(args)]
-
-    def other_parameters(self, fun: Callable[..., Any]) -> tuple[str, ...]:
-        """Return the names of a function's positional parameters that are not these; the last may be `*name`."""
-        names = positional(fun)
-        own = {*self.names, *(names[i] for i in self.places(len(names)))}
-        return tuple(name for name in names if name not in own)
-
-
-def _indices(numbers: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
-    if isinstance(numbers, Iterable):
-        return tuple(map(operator.index, numbers))
-    return (operator.index(numbers),)
 
 
 class Tracing(Protocol):
@@ -332,30 +264,3 @@ class Traced:
         `out_tree` have).
         """
         return self._export(platforms, disabled_checks, False)
-
-
-def flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a tree, and jaxlib's PyTreeDef: JAX's if the process has imported JAX."""
-    leaves, structure = _jax.pytree.default_registry().flatten(tree)
-    return leaves, structure
-
-
-def static_key(of: Any, static: Mapping[int | str, Any]) -> Hashable:
-    """Return the key of static arguments, by place: types and values.
-
-    of: the function that takes them, for messages. Raises ValueError for a value without a hash.
-    """
-    if not static:
-        return ()
-    keys = []
-    for place, value in static.items():
-        kind = type(value)
-        if kind not in same.WHOLE:
-            try:
-                hash(value)
-            except TypeError as error:
-                which = f"{place!r}" if isinstance(place, str) else f"number {place}"
-                what = f"{of}: static argument {which} is a {kind.__qualname__} without a hash: {error}"
-                raise ValueError(f"{what}; pass what has one, such as a tuple for a list") from error
-        keys.append((place, kind, value if kind in same.WHOLE else same.key(value)))
-    return tuple(keys)

@@ -23,8 +23,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from stagec.frontends.common import user_code
-
 _NO_MATTER = re.compile(
     "address|backend|cache|checks|collectives|color|coordin|debug|distributed|dump|explain|export|leak|log|mock|"
     "num_cpu|pgle|platform|preempt|profile|recover|report|serial|share|socket|source|thread_guard|timeout|traceback|"
@@ -32,12 +30,14 @@ _NO_MATTER = re.compile(
 )
 """Settings of JAX, by parts of their names, that change no program."""
 _TEXT = re.compile(
-    rb"""(?P<keep>(?P<quotes>\"\"\"|''')(?:\\.|.)*?(?P=quotes)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?<=[^\s])[ \t]*\#[^\n]*)
-    |(?:^|\n)[ \t\f]*(?:\#[^\n]*)?(?=\n|\Z)""",
+    rb"""(?P<keep>
+      (?P<quotes>\"\"\"|''')(?:\\.|.)*?(?P=quotes) | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
+      | (?<=[^\s])[ \t]*\#[^\n]*
+    ) | (?:^|\n)[ \t\f]*(?:\#[^\n]*)?(?=\n|\Z)""",
     re.DOTALL | re.VERBOSE,
 )
 """A string or a comment behind code, which stay; or a line with nothing, or nothing but a comment."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.dtype, np.generic, re.Pattern)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.dtype)
 _OPAQUE = (logging.Logger, type(np.add))
 """Objects whose name says what they are."""
 
@@ -49,10 +49,12 @@ class UnknownValueError(ValueError):
 def of(function: Any) -> dict[str, Any]:
     """Return what a trace of `function` takes for granted, as plain values.
 
-    function: its own name. jitted: whether the manifest names it as `jax.jit` made it: it is a function in the module then.
+    function: its own name. jitted: whether `jax.jit` made what the manifest names: it is a function in the module then.
     sources: digests of the user's modules that this process has imported. settings: JAX's that are on, as strings.
     values: the digest of what the function reaches; "" if it cannot be described, and `unknown` says what.
     """
+    from stagec.frontends.common import user_code  # the build's
+
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     users = sorted(name for name, file in files.items() if file and name != "__main__" and user_code.is_users(file))
     sources = {name: digest for name in users if (digest := _source(name))}
@@ -79,7 +81,9 @@ def differing(recorded: Mapping[str, Any], function: Any) -> str:
 
 def settings() -> dict[str, str]:
     """Return JAX's settings here and now that are on and may change a program."""
-    values = {name: getattr(jax.config, name, None) for name in sorted(jax.config.values) if not _NO_MATTER.search(name)}
+    values = {
+        name: getattr(jax.config, name, None) for name in sorted(jax.config.values) if not _NO_MATTER.search(name)
+    }
     return {name: str(value) for name, value in values.items() if value}
 
 
@@ -98,21 +102,28 @@ def _inside(function: Any) -> Any:
 def _source(name: str) -> str:
     """Return the digest of a module's source; "" if it has none here."""
     try:
-        file = getattr(sys.modules.get(name), "__file__", None) or importlib.util.find_spec(name).origin  # type: ignore[union-attr]
-        content = Path(str(file)).read_bytes()
-    except (AttributeError, ImportError, OSError, ValueError):
+        module: Any = sys.modules.get(name) or importlib.util.find_spec(name)
+        content = Path(getattr(module, "__file__", None) or module.origin).read_bytes()
+    except (AttributeError, ImportError, OSError, TypeError, ValueError):
         return ""
-    return hashlib.sha256(_TEXT.sub(lambda match: match["keep"] or b"", content.replace(b"\r\n", b"\n"))).hexdigest()
+    bare = _TEXT.sub(lambda match: match["keep"] or b"", content.replace(b"\r\n", b"\n"))
+    return hashlib.sha256(bare.lstrip(b"\n")).hexdigest()
 
 
 def _values(function: Any, sources: Collection[str]) -> dict[str, str]:
     try:
-        digest = hashlib.sha256()
-        for part in _described(_inside(function), "", sources, {}):
-            digest.update(f"{len(part)}:{part}".encode(errors="surrogatepass"))
-        return {"values": digest.hexdigest(), "unknown": ""}
-    except (UnknownValueError, RecursionError) as error:
+        return {"values": _digest(_inside(function), sources), "unknown": ""}
+    except UnknownValueError as error:
         return {"values": "", "unknown": str(error)}
+    except Exception as error:  # noqa: BLE001 - an object of the user's may raise anything when it is looked at
+        return {"values": "", "unknown": f"an object that raises {type(error).__name__}, which stagec cannot compare"}
+
+
+def _digest(value: Any, sources: Collection[str]) -> str:
+    digest = hashlib.sha256()
+    for part in _described(value, "", sources, {}):
+        digest.update(f"{len(part)}:{part}".encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, Any]) -> Iterator[str]:
@@ -127,8 +138,9 @@ def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, 
         yield value.name
     elif isinstance(value, _PLAIN):
         yield value.hex() if isinstance(value, float) else repr(value)
-    elif isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer):
-        words = jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+    elif isinstance(value, np.ndarray | np.generic | jax.Array) and value.dtype != object and not _is_traced(value):
+        is_key = isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+        words: Any = jax.random.key_data(value) if is_key else value  # type: ignore[arg-type]
         yield f"{value.dtype}{value.shape}{hashlib.sha256(np.asarray(words).tobytes()).hexdigest()}"
     elif isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | types.WrapperDescriptorType):
         yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
@@ -163,19 +175,27 @@ def _parts(value: Any, path: str, sources: Collection[str]) -> Iterator[tuple[st
         case property():
             yield "fget", value.fget
         case Mapping():
-            yield from ((repr(key), part) for key, part in value.items())
+            yield from ((f"[{i}]", pair) for i, pair in enumerate(value.items()))
         case tuple() | list():
             yield from ((f"[{i}]", part) for i, part in enumerate(value))
         case set() | frozenset():
-            yield from ((repr(part), part) for part in sorted(value, key=repr))
+            yield from ((part, None) for part in sorted(_digest(part, sources) for part in value))
+        case re.Pattern():
+            yield from (("pattern", value.pattern), ("flags", value.flags))
         case _ if hasattr(value, "__wrapped__"):  # under jax.jit, say
             yield "__wrapped__", value.__wrapped__
         case _ if dataclasses.is_dataclass(value) or type(value).__module__ in sources:
             yield "class", type(value)
             yield from sorted(getattr(value, "__dict__", {}).items())
-            yield from ((name, getattr(value, name)) for name in getattr(value, "__slots__", ()) if hasattr(value, name))
+            yield from (
+                (name, getattr(value, name)) for name in getattr(value, "__slots__", ()) if hasattr(value, name)
+            )
         case _:
             raise UnknownValueError(f"{path or 'itself'}, a {type(value).__qualname__}, which stagec cannot compare")
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
 
 
 def _reached(function: types.FunctionType, sources: Collection[str]) -> Iterator[tuple[str, Any]]:

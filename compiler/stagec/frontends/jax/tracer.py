@@ -15,25 +15,21 @@ from typing import Any
 import jax
 import jax.export
 import numpy as np
-from jax._src import config, core, mesh
+from jax._src import core
 from jax.extend import source_info_util
 
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.messages.errors import StagecError
 from stagec.frontends.common import updates
-from stagec.frontends.common.jit import Arguments, Run, Traced, flatten, static_key
+from stagec.frontends.common.jit import Run, Traced
 from stagec.frontends.common.options import Options, unknown
-from stagec.frontends.jax import advice, callbacks, evaluation, exporting, forwarding, kernels, wholes
+from stagec.frontends.common.parameters import Arguments, flatten, static_key
+from stagec.frontends.jax import advice, callbacks, contexts, evaluation, exporting, forwarding, kernels, wholes
 from stagec.frontends.jax.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
 from stagec.stages.exported import Exported
 from stagec.stages.shardings import NamedSharding
 
-_SETTINGS: Any = jax.config
-_DEVICES: Any = (vars(config) | vars(mesh))["device_context"]
-"""The concrete mesh around a call; in `config` before JAX 0.12."""
-_ON_HOST = frozenset({np.ndarray, bool, int, float, complex, *np.sctypeDict.values()})
-"""Types of values that are not on a device."""
 _REFUSED = {
     "device": "stagec compiles ahead of time, before there is a device: "
     "write in_shardings and out_shardings over a mesh, or name a target when compiling",
@@ -88,23 +84,20 @@ class JaxTracer:
         self._apart: dict[Hashable, list[tuple[StaticData, Any]]] = {}
 
     def within(self) -> bool:
-        return not core.trace_state_clean() or bool(_DISABLED.value or _NANS.value or _INFS.value)
+        return contexts.within()
 
     def call_within(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with callbacks.handling(self._host_callbacks):
             if not core.trace_state_clean():
                 return self._jitted_for(args, kwargs)(*args, **kwargs)
-            function = self._fun if _DISABLED.value else self._jitted_for(args, kwargs)
+            function = self._fun if contexts.DISABLED.value else self._jitted_for(args, kwargs)
             return jax.tree.map(_from_jax, function(*args, **kwargs))
 
     def settings(self) -> Hashable:
-        return config.trace_context(), _DEVICES.value, _beyond()
+        return contexts.settings()
 
     def abstract(self, leaf: Any) -> Hashable:
-        aval = jax.typeof(leaf)
-        if type(leaf) not in _ON_HOST and isinstance(leaf, jax.Array):  # to ask the second takes a microsecond
-            return aval, leaf.sharding if leaf.committed else None
-        return aval.shape, aval.dtype, aval.weak_type
+        return contexts.abstract(leaf)
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
         dynamic, _ = self.static.split(args, kwargs)
@@ -184,7 +177,7 @@ class JaxTracer:
         """Return the function under `jax.jit`, for these static values and settings alone."""
         dynamic, static = self.static.split(args, kwargs)
         _, structure = flatten(dynamic)
-        kept = self._apart.setdefault((static_key(self.like.__name__, static), structure, _beyond()), [])
+        kept = self._apart.setdefault((static_key(self.like.__name__, static), structure, contexts.beyond()), [])
         for data, jitted in kept:
             if data.same(structure):
                 return jitted
@@ -192,26 +185,6 @@ class JaxTracer:
         jitted = jax.jit(function, **self._options)
         kept.append((StaticData.of(structure), jitted))
         return jitted
-
-
-_BEYOND = (
-    *("jax_default_prng_impl", "jax_enable_custom_prng", "jax_legacy_prng_key", "jax_bcoo_cusparse_lowering"),
-    *("jax_ragged_dot_use_ragged_dot_instruction", "jax_refs_to_pins", "jax_mosaic_allow_hlo"),
-    *("jax_pallas_poison_buffers", "jax_pallas_auto_assign_collective_ids", "jax_mosaic_unzip_debug_locations"),
-    "jax_use_rgv3",
-)
-"""Settings that change a program, and that JAX leaves out of its trace context, of all releases."""
-
-
-_DISABLED, _NANS, _INFS = (
-    config.config._value_holders[name] for name in ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
-)
-"""Settings under which JAX runs the function: without compilation, or to look for numbers and to name the operation."""
-_HOLDERS = [config.config._value_holders[name] for name in _BEYOND if hasattr(_SETTINGS, name)]
-
-
-def _beyond() -> Hashable:
-    return tuple([holder.value for holder in _HOLDERS])
 
 
 def _check_trees(traced: Any) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.frontends.common import updates, user_code
-from stagec.frontends.common.jit import Arguments, Run, Traced
+from stagec.frontends.common.jit import Run, Traced
 from stagec.frontends.common.options import Options, unknown
+from stagec.frontends.common.parameters import Arguments
 from stagec.pjrt import dialects
 from stagec.pjrt.arrays import unfit
 from stagec.pjrt.calling_convention import NUMBERS
