@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.frontends.exporting import spec
+from tests.frontends.workspace import spec
 
 from stagec.cli import ACTIONS, COMMANDS, GROUPS, actions
 from stagec.core.builds import extensions

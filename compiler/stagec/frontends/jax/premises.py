@@ -139,8 +139,8 @@ def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, 
     elif isinstance(value, _PLAIN):
         yield value.hex() if isinstance(value, float) else repr(value)
     elif isinstance(value, np.ndarray | np.generic | jax.Array) and value.dtype != object and not _is_traced(value):
-        is_key = isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
-        words: Any = jax.random.key_data(value) if is_key else value  # type: ignore[arg-type]
+        array: Any = value
+        words = jax.random.key_data(array) if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key) else array
         yield f"{value.dtype}{value.shape}{hashlib.sha256(np.asarray(words).tobytes()).hexdigest()}"
     elif isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | types.WrapperDescriptorType):
         yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
