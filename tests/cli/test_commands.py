@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.frontends.workspace import spec
 
 from stagec.cli import ACTIONS, COMMANDS, GROUPS, actions
 from stagec.core.builds import extensions
@@ -17,6 +16,7 @@ from stagec.core.builds.specs import to_json
 from stagec.core.builds.version import VERSION
 from stagec.pjrt import packages
 from tests.building import checked, stagec
+from tests.frontends.workspace import spec
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -23,7 +23,7 @@ import stagec_arrays
 from stagec.frontends.common.options import Options
 from tests.building import COMPILER
 from tests.caches import free_port
-from tests.test_readme import files
+from tests.page_blocks import files
 
 PAGES = {
     "Compiled": "jax.stages.html#jax.stages.Compiled",

@@ -25,7 +25,7 @@ import stagec
 from stagec.local import environment
 from stagec.local.store import Store
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand
-from tests.test_readme import commands, files
+from tests.page_blocks import commands, files
 from tests.users import WAYS, isolation, needs_isolation, where
 
 PAGE = files("docs/without-bazel.md")
