@@ -331,6 +331,6 @@ def test_extensions_add_their_commands(wheel: Path, zoo: Path, tmp_path: Path) -
 
 def test_each_command_is_above_or_is_for_builds() -> None:
     builds = {"add-jaxlib", "autotune", "baseline", "compare-jit", "describe-device", "emulate", "init", "profile"}
-    builds |= {"pull", "push", "rebuild", "reproduce", "sign"}
+    builds |= {"build", "pull", "push", "rebuild", "reproduce", "sign", "store"}
     listed = {line.split()[0] for line in (*SERVE, *NEEDS, *EXTENSIONS)} - {"action"}
     assert listed | builds == {name for name in COMMANDS if not name.startswith("action ")}
