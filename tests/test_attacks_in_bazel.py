@@ -6,6 +6,7 @@ tests/worker/test_attacks.py tries what each of them can do. Here it is seen tha
 import os
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -138,7 +139,12 @@ class Workspace(NestedBazel):
     def artifacts(self) -> dict[str, bytes]:
         """What was built."""
         folder = self.root / "bazel-bin" / "models"
-        return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".exported", ".aot")}
+        built = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".exported"}
+        with zipfile.ZipFile(folder / "models.aot") as bundle:
+            # The description of evil has the digest of its code, and the index that of the description.
+            names = {*bundle.namelist()} - {"index.json", "evil.exported.json"}
+            assert "good.exported.json" in names
+            return built | {f"models.aot/{name}": bundle.read(name) for name in names}
 
 
 @pytest.fixture(scope="module", params=USERS)
