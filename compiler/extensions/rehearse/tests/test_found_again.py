@@ -136,7 +136,8 @@ def test_a_function_of_a_manifest_is_the_same_entry(tmp_path: Path) -> None:
     )
     (tmp_path / "small.py").write_text("def double(x):\n    return x * 2\n")
     (tmp_path / "program.py").write_text(
-        "import sys\nsys.path.insert(0, '')\nimport jax, numpy as np\nfrom small import double\njax.jit(double)(np.arange(4, dtype=np.float32))\n"
+        "import sys\nsys.path.insert(0, '')\nimport jax, numpy as np\nfrom small import double\n"
+        "jax.jit(double)(np.arange(4, dtype=np.float32))\n"
     )
     listed = build_jax_cache("small.toml", tmp_path / "out", tmp_path)
     rehearsed = stagec("rehearse", "--device", "cpu", "--", sys.executable, "program.py", cwd=tmp_path)
