@@ -157,8 +157,8 @@ def test_inspect_a_bundle_whose_descriptions_are_something_else(zoo: Path, tmp_p
     described = "it does not describe an executable"
     texts = {
         "[]": ("expected an object, not []", described),
-        '{"constants": [{}]}': ("the key 'donated' is missing", described),
-        '{"constants": {}, "donated": [], "parameters": [], "serve": {}}': (
+        '{"components": {}, "constants": [{}]}': ("the key 'donated' is missing", described),
+        '{"components": {}, "constants": {}, "donated": [], "parameters": [], "serve": {}}': (
             "constants: expected an array, not {}",
             described,
         ),
