@@ -177,7 +177,10 @@ class _Observer:
             key = cache_keys.recorded(lambda: self._key(computation, devices, options, backend))
             # What belongs to this machine, or to its packages, stays out of the file.
             plain = {jax_entries.TOPOLOGY: b"", jax_entries.COMPRESSION: b"zlib"}
-            key = dataclasses.replace(key.with_parts(plain), mesh=_mesh(computation) or [int(devices.size)])
+            # With Python 3.14 JAX packs files as zstandard does whose keys say zlib (`cache_keys.compression`).
+            packed = "zlib" if getattr(compilation_cache, "zstd", None) is None else "zstandard"
+            mesh = _mesh(computation) or [int(devices.size)]
+            key = dataclasses.replace(key.with_parts(plain), mesh=mesh, zlib=packed)
             if args[4]:
                 row["not_kept"] = "it calls back into Python, and JAX keeps no such program"
             elif _IS_CUDA and backend.platform == "cpu":
