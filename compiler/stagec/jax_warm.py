@@ -21,7 +21,7 @@ import jax
 from stagec.core.messages.errors import either
 from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.trees.tree import Tree
-from stagec.frontends.common.parameters import Arguments, flatten, static_key
+from stagec.frontends.common.parameters import flatten, static_key
 from stagec.frontends.jax import contexts, premises
 from stagec.loader.bundle import Bundle
 from stagec.loader.variant import Variant
@@ -63,8 +63,8 @@ class Warm:
         self._fun, self._options, self._verify, self._name = fun, options, verify, name
         self._function = bundle[name]
         self._jitted = jax.jit(fun, **options)
-        self._static = Arguments.of(fun, options.get("static_argnums"), options.get("static_argnames"))
-        self._donated = Arguments.of(fun, options.get("donate_argnums"), options.get("donate_argnames"))
+        self._static = contexts.arguments(fun, options.get("static_argnums"), options.get("static_argnames"))
+        self._donated = contexts.arguments(fun, options.get("donate_argnums"), options.get("donate_argnames"))
         self._ways: dict[Hashable, Callable[..., Any]] = {}
         self._right: set[Hashable] = set()
         self._told: set[str] = set()

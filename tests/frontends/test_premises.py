@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import config
 
 import stagec
 import stagec.jax
@@ -61,8 +62,12 @@ LAYERS = """\
 import jax
 
 
+class Options:
+    bias = 1.0
+
+
 def dense(params, x):
-    return jax.nn.relu(x @ params["w"] + params["b"])
+    return jax.nn.relu(x @ params["w"] + params["b"] * Options.bias)
 """
 MODEL = """\
 import os
@@ -246,6 +251,10 @@ CHANGES: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], None], str]] = {
     "a type": (_set(model, "SCALE", np.float64(2)), "a value that it reaches by a name or closed over"),
     "a function of a module": (
         _set(lambda: importlib.import_module("warm_layers"), "dense", lambda params, x: x @ params["w"]),
+        "a value that it reaches by a name or closed over",
+    ),
+    "a value of a class": (
+        _set(lambda: importlib.import_module("warm_layers").Options, "bias", 3.0),
         "a value that it reaches by a name or closed over",
     ),
     "a source": (_edit("warm_layers", "jax.nn.relu(", "jax.nn.silu("), "the source of warm_layers is not the one"),
@@ -454,3 +463,17 @@ def test_lines_that_say_nothing_change_no_digest(tmp_path: Path, monkeypatch: py
     assert digest(plain) != digest(plain.replace("# b", "# c"))
     assert digest(plain) != digest(plain.replace("\n\n# b", "\n# b"))
     assert digest(plain) != digest(plain.replace("    return", "  return"))
+
+
+@pytest.mark.skipif(not hasattr(config, "trace_context_names"), reason="this JAX does not list them")
+def test_settings_are_those_that_jax_traces_by() -> None:
+    """JAX says which; names do not: one that changes programs has "log" in it (jax_use_hlo_logistic_lowering)."""
+    names = [name for name in config.trace_context_names() if isinstance(jax.config.values.get(name), bool)]
+    assert "jax_enable_x64" in names
+    for name in [*names, "jax_log_compiles"]:
+        before, value = premises.settings(), getattr(jax.config, name)
+        jax.config.update(name, not value)
+        try:
+            assert (premises.settings() != before) == (name != "jax_log_compiles"), name
+        finally:
+            jax.config.update(name, value)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import config, core, mesh
+
+from stagec.frontends.common.parameters import Arguments
 
 _DEVICES: Any = (vars(config) | vars(mesh))["device_context"]
 """The concrete mesh around a call; in `config` before JAX 0.12."""
@@ -27,6 +29,11 @@ DISABLED, _NANS, _INFS = (
 )
 """Settings under which JAX runs the function: without compilation, or to look for numbers and to name the operation."""
 _HOLDERS = [config.config._value_holders[name] for name in BEYOND if hasattr(jax.config, name)]
+
+
+def arguments(fun: Callable[..., Any], numbers: Any, names: Any) -> Arguments:
+    """Return the arguments that options of `jax.jit` name, by numbers and by names, as this JAX counts them."""
+    return Arguments.of(fun, numbers, names, by_signature=jax.__version_info__ >= (0, 12))
 
 
 def beyond() -> Hashable:

@@ -53,7 +53,8 @@ def export(
 def has_references(traced: Any) -> bool:
     """Whether a traced program takes a `jax.Ref`, or closes over one: only the process that traced it can run it."""
     closed_over = [*traced.jaxpr.consts, *getattr(traced, "_consts", ())]  # in the second since JAX 0.10.2
-    return any(isinstance(aval, AbstractRef) for aval in [*traced.jaxpr.in_avals, *map(jax.typeof, closed_over)])
+    takes = any(isinstance(aval, AbstractRef) for aval in traced.jaxpr.in_avals)
+    return takes or any(isinstance(value, jax.Ref) for value in closed_over)
 
 
 def refuse_references(traced: Any) -> None:

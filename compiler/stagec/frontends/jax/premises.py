@@ -22,13 +22,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import config
 
-_NO_MATTER = re.compile(
-    "address|backend|cache|checks|collectives|color|coordin|debug|distributed|dump|explain|export|leak|log|mock|"
-    "num_cpu|pgle|platform|preempt|profile|recover|report|serial|share|socket|source|thread_guard|timeout|traceback|"
-    "transfer|verbose|visible|warn"
+from stagec.frontends.jax import contexts
+
+_COMPILING = (
+    *("jax_compiler_enable_remat_pass", "jax_disable_most_optimizations", "jax_exec_time_optimization_effort"),
+    *("jax_memory_fitting_effort", "jax_memory_fitting_level", "jax_optimization_level"),
 )
-"""Settings of JAX, by parts of their names, that change no program."""
+"""Settings by which JAX compiles another executable of a program."""
 _TEXT = re.compile(
     rb"""(?P<keep>
       (?P<quotes>\"\"\"|''')(?:\\.|.)*?(?P=quotes) | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
@@ -80,10 +82,11 @@ def differing(recorded: Mapping[str, Any], function: Any) -> str:
 
 
 def settings() -> dict[str, str]:
-    """Return JAX's settings here and now that are on and may change a program."""
-    values = {
-        name: getattr(jax.config, name, None) for name in sorted(jax.config.values) if not _NO_MATTER.search(name)
-    }
+    """Return JAX's settings here and now that are on and change a program: JAX itself says which, but for `BEYOND`."""
+    traced = config.trace_context_names() if hasattr(config, "trace_context_names") else ()
+    everywhere = jax.config.values  # an attribute is for this thread; flags of absl have none
+    names = sorted({*traced, *contexts.BEYOND, *_COMPILING} & {*everywhere})
+    values = {name: getattr(jax.config, name, everywhere[name]) for name in names}
     return {name: str(value) for name, value in values.items() if value}
 
 
@@ -111,6 +114,8 @@ def _source(name: str) -> str:
 
 
 def _values(function: Any, sources: Collection[str]) -> dict[str, str]:
+    if not hasattr(config, "trace_context_names"):
+        return {"values": "", "unknown": "settings that JAX before 0.10.2 does not list"}
     try:
         return {"values": _digest(_inside(function), sources), "unknown": ""}
     except UnknownValueError as error:
@@ -147,7 +152,10 @@ def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, 
         if isinstance(value, type) and value.__module__ in sources and id(value) not in seen:
             seen[id(value)] = value
             for name, member in sorted(vars(value).items()):
-                if isinstance(_inside(member), types.FunctionType | staticmethod | classmethod | property):
+                is_code = isinstance(_inside(member), types.FunctionType | staticmethod | classmethod | property)
+                is_value = not name.startswith("__") and isinstance(member, (*_PLAIN, np.ndarray, jax.Array))
+                if is_code or is_value:
+                    yield name
                     yield from below(member, f"{path}.{name}")
     elif id(value) in seen:
         yield str([*seen].index(id(value)))

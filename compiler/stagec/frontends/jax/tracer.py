@@ -23,7 +23,7 @@ from stagec.core.messages.errors import StagecError
 from stagec.frontends.common import updates
 from stagec.frontends.common.jit import Run, Traced
 from stagec.frontends.common.options import Options, unknown
-from stagec.frontends.common.parameters import Arguments, flatten, static_key
+from stagec.frontends.common.parameters import flatten, static_key
 from stagec.frontends.jax import advice, callbacks, contexts, evaluation, exporting, forwarding, kernels, wholes
 from stagec.frontends.jax.pytrees import check, ours, to_tree
 from stagec.pjrt.static_data import StaticData
@@ -74,8 +74,7 @@ class JaxTracer:
         compiler_options: Mapping[str, CompilerOption],
         host_callbacks: str,
     ) -> None:
-        static = options.get("static_argnums"), options.get("static_argnames")
-        self.static = Arguments.of(fun, *static, by_signature=jax.__version_info__ >= (0, 12))
+        self.static = contexts.arguments(fun, options.get("static_argnums"), options.get("static_argnames"))
         self.like: Any = jax.jit(fun, **options)
         self._fun = fun
         self._options = options
