@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.core.messages.errors import StagecError
 from stagec.local import environment
 from stagec.local.store import Store
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand
@@ -309,6 +310,24 @@ def test_a_damaged_store_is_noticed(built: Workspace) -> None:
     blob.chmod(0o644)
     blob.write_bytes(data[:-1])  # the machine lost its power
     assert built.build("--output", "again.aot") == {"action bundle m"}
+
+
+def test_a_damaged_input_is_noticed(tmp_path: Path) -> None:
+    """Before an action reads it: what that makes would be kept as made of something else."""
+    with (store := Store(tmp_path / "store")).execution_root() as root:
+        (root / "made").write_bytes(b"made")
+        digest, _ = store.keep("0" * 64, root, ["made"], {}, 0.0).outputs["made"]
+    blob = tmp_path / "store" / "blobs" / digest[:2] / digest[2:]
+    for look in (lambda store: store.place(digest, tmp_path / "input"), lambda store: store.read(digest)):
+        blob.unlink()
+        blob.write_bytes(b"fade")
+        with pytest.raises(StagecError, match="it is damaged, and now removed\n  build again"):
+            look(Store(tmp_path / "store"))
+        assert not blob.exists()
+        assert not (tmp_path / "input").exists()
+        blob.write_bytes(b"made")
+        look(Store(tmp_path / "store"))
+        (tmp_path / "input").unlink(missing_ok=True)
 
 
 def test_the_store_is_trimmed(built: Workspace) -> None:

@@ -67,13 +67,18 @@ def variables(paths: Sequence[str]) -> dict[str, str]:
 def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
     """Return what stands for this Python in keys.
 
-    "packages": a digest of all folders of packages; "abi" of the interpreter; "python": its release, which matters to
-    what runs a model.
+    "packages": a digest of all folders of packages; "abi" of the interpreter; "libraries": where it looks for shared
+    ones; "python": its release, which matters to what runs a model.
     """
     abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
     content = [sorted(_contents(Path(path), digests)) for path in paths]
     text = json.dumps([entries for entries in content if entries])
-    return {"packages": hashlib.sha256(text.encode()).hexdigest(), "abi": abi, "python": sys.version.split()[0]}
+    return {
+        "packages": hashlib.sha256(text.encode()).hexdigest(),
+        "abi": abi,
+        "libraries": os.environ.get("LD_LIBRARY_PATH", ""),
+        "python": sys.version.split()[0],
+    }
 
 
 def _contents(folder: Path, digests: Digests) -> Iterator[tuple[str, str]]:

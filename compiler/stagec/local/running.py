@@ -181,7 +181,10 @@ class Runner:
         assert pool.root
         response, seconds = done
         self.outcome.ran.append((action.command, action.name))
-        missing = [path for path in action.outputs if not (pool.root / path).exists()]
+        # A model ran: what is no file of its own, such as a link, is nothing that it wrote.
+        missing = [
+            path for path in action.outputs if (pool.root / path).is_symlink() or not (pool.root / path).is_file()
+        ]
         output, status = response.output, response.exit_code
         if not status and missing:
             output, status = f"{output}stagec: {action.name} did not write {', '.join(missing)}\n", 1

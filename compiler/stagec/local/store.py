@@ -54,6 +54,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self._sound: set[str] = set()  # digests of files that this process has read or made
         with _blaming(self.folder):
             for name in ("blobs", "actions", "digests", "builds"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,13 @@ class Store:
             return False
 
     def place(self, digest: str, path: Path) -> None:
-        """Let a file be at a path of an execution root too, unless something is."""
+        """Let a file be at a path of an execution root too, unless something is.
+
+        Raises StagecError if it is damaged.
+        """
+        if digest not in self._sound:  # an action reads it: what that makes is kept as made of this digest
+            for _ in self._content(digest):
+                pass
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not a hard link: to make or to remove one changes the state of the file, and a worker would say that an input
         # has changed in the middle of an action of another build.
@@ -98,6 +105,7 @@ class Store:
                 if not path.exists():
                     continue
                 digest, size = digest_of(path), path.stat().st_size
+                self._sound.add(digest)
                 blob = self._blob(digest)
                 blob.parent.mkdir(exist_ok=True)
                 path.chmod(0o444)
@@ -115,18 +123,24 @@ class Store:
 
     def write(self, digest: str, path: str) -> None:
         """Write a file to a path of the user's, in one step. Raises StagecError if what is kept is damaged."""
-        blob = self._blob(digest)
-        with blaming(str(blob)), blob.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                blob.unlink()
-                raise StagecError(Problem(str(blob), "", "it is damaged, and now removed", "build again"))
-            file.seek(0)
-            with _blaming(Path(path)):
-                writing.named(path, iter(lambda: file.read(1 << 20), b""))
+        with _blaming(Path(path)):
+            writing.named(path, self._content(digest))
 
     def read(self, digest: str) -> bytes:
-        """Return the content of a small file."""
-        return self._blob(digest).read_bytes()
+        """Return the content of a small file. Raises StagecError if it is damaged."""
+        return b"".join(self._content(digest))
+
+    def _content(self, digest: str) -> Iterator[bytes]:
+        """Yield what a file has. Raises StagecError at its end if that is not what was kept, and removes it."""
+        blob, content = self._blob(digest), hashlib.sha256()
+        with blaming(str(blob)), blob.open("rb") as file:
+            while piece := file.read(1 << 20):
+                content.update(piece)
+                yield piece
+        if content.hexdigest() != digest:
+            blob.unlink()
+            raise StagecError(Problem(str(blob), "", "it is damaged, and now removed", "build again"))
+        self._sound.add(digest)
 
     def usage(self) -> tuple[int, int]:
         """Return the number of files that actions made, and their bytes."""
