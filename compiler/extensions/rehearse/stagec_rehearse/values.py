@@ -24,7 +24,7 @@ class Values:
         """Remember from now on what JAX lowers, and from what."""
         self.here = threading.local()
         self._lowered: dict[int, tuple[Any, Any, int]] = {}
-        self._functions: dict[int, tuple[Callable[..., Any], int]] = {}
+        self._functions: dict[int, tuple[Any, Callable[..., Any], int]] = {}  # an id is of what is kept
         lower = pxla._cached_lowering_to_hlo
 
         def remembering(closed: Any, name: str, backend: Any, constants: int, *more: Any, **kwargs: Any) -> Any:
@@ -39,13 +39,13 @@ class Values:
         if id(module) in self._lowered:
             _, closed, constants = self._lowered[id(module)]
             closed = core.ClosedJaxpr(closed.jaxpr, [_host(each) for each in closed.consts])
-            self._functions[id(executable)] = jax.jit(core.jaxpr_as_fun(closed)), constants
+            self._functions[id(executable)] = executable, jax.jit(core.jaxpr_as_fun(closed)), constants
 
     def of(self, executable: Any, arguments: Sequence[Any]) -> list[np.ndarray] | str:
         """Return the results of a run, or why they are not known. arguments: those that the executable takes."""
         if id(executable) not in self._functions:
             return "what JAX lowered it from is not known"
-        function, constants = self._functions[id(executable)]
+        _, function, constants = self._functions[id(executable)]
         self.here.computing = True
         try:
             # Not as a part of what is traced at this moment.
