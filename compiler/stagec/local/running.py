@@ -181,7 +181,7 @@ class Runner:
         assert pool.root
         response, seconds = done
         self.outcome.ran.append((action.command, action.name))
-        # A model ran: what is no file of its own, such as a link, is nothing that it wrote.
+        # A model ran: a link is not a file that the action wrote, whatever it leads to.
         missing = [
             path for path in action.outputs if (pool.root / path).is_symlink() or not (pool.root / path).is_file()
         ]
