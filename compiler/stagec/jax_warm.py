@@ -155,6 +155,8 @@ class Warm:
         """Return what was built for this call, and what runs calls like it. Raises _Traced, CallError, LoadError."""
         if self._differs:
             raise _Traced(self._differs)
+        if different := premises.differing_settings(self._function.description["premises"]):
+            raise _Traced(different)  # they hold for a call, not for the process
         split = self._static.split
         dynamic, static = split(args, kwargs)
         leaves, structure = flatten(dynamic)

@@ -325,10 +325,16 @@ def test_closures_and_settings(bundle: stagec.Bundle, caplog: pytest.LogCaptureF
     other = model().scaling({"factor": np.full(3, 5, np.float32)})
     assert stagec.jax.jit(other, bundle, verify="never")(FIXED).tolist() == [15, 15, 15]
     assert caplog.messages.pop().startswith("scaled is traced: a value that it reaches by a name or closed over")
-    with jax.numpy_dtype_promotion("strict"):
-        assert stagec.jax.jit(model().scaled, bundle, verify="never")(FIXED).tolist() == [6, 6, 6]
+    caplog.clear()
+    with jax.numpy_dtype_promotion("strict"):  # after a first call, too
+        assert names[0](FIXED).tolist() == [6, 6, 6]
     says = "scaled is traced: jax_numpy_dtype_promotion is strict, and it was built with standard"
-    assert caplog.messages[-1] == says
+    assert caplog.messages == [says]
+    assert names[0](FIXED).tolist() == [6, 6, 6]
+    device = jax.devices()[-1]
+    with jax.default_device(device):
+        assert names[0](FIXED).devices() == {device}
+    assert caplog.messages == [says, f"scaled is traced: jax_default_device is {device}, and it was built with off"]
 
 
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {

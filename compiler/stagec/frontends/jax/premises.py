@@ -65,19 +65,24 @@ def of(function: Any) -> dict[str, Any]:
 
 
 def differing(recorded: Mapping[str, Any], function: Any) -> str:
-    """Say how this process differs from what `of` recorded in a build; "" if it does not."""
+    """Say how this process, but for settings, differs from what `of` recorded in a build; "" if it does not."""
     if recorded["unknown"]:
         return f"it reaches {recorded['unknown']}"
     for name, sha256 in recorded["sources"].items():
         if _source(name) != sha256:
             return f"the source of {name} is not the one that was built"
-    here = settings()
-    for name in sorted({*here, *recorded["settings"]}):
-        if here.get(name) != recorded["settings"].get(name):
-            return f"{name} is {here.get(name, 'off')}, and it was built with {recorded['settings'].get(name, 'off')}"
     values = _values(function, recorded["sources"])
     if values["values"] != recorded["values"]:
         return values["unknown"] or "a value that it reaches by a name or closed over is not the one that was built"
+    return ""
+
+
+def differing_settings(recorded: Mapping[str, Any]) -> str:
+    """Say which of JAX's settings here and now is another than in a build; "" if none is."""
+    here, built = settings(), recorded["settings"]
+    for name in sorted({*here, *built}):
+        if here.get(name) != built.get(name):
+            return f"{name} is {here.get(name, 'off')}, and it was built with {built.get(name, 'off')}"
     return ""
 
 
