@@ -54,7 +54,7 @@ from stagec.stages.exported import Exported
 target = catalog.target(sys.argv[1])
 for text in sys.argv[2:]:
     spec = function_spec(text)
-    portable, lowered = frontend.export(spec, ["."])
+    portable, lowered, _ = frontend.export(spec, ["."])
     own = by_device.read(lowered, target)
     modules = [Exported.deserialize(one).mlir_module() for one in (portable, own or portable)]
     print(json.dumps([spec.entry.partition(":")[2], *modules]))

@@ -53,6 +53,10 @@ targets = ["cpu-avx2"]
 entry = "warm_model:scaled"
 args = ["f32[3]"]
 targets = ["cpu-avx2"]
+[functions.counted]
+entry = "warm_model:counted"
+args = ["f32[3]"]
+targets = ["cpu-avx2"]
 [functions.locked]
 entry = "warm_model:locked"
 args = ["f32[3]"]
@@ -105,6 +109,10 @@ def scaling(weights):
 
 
 scaled = scaling({"factor": np.full(3, 2, np.float32)})
+
+
+def counted(x):
+    return x, 1.0
 
 
 def locked(x):
@@ -379,7 +387,10 @@ def test_inside_jax_it_is_the_function(bundle: stagec.Bundle) -> None:
 def test_what_cannot_be_compared_is_traced(bundle: stagec.Bundle, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "jax.stagec")
     assert stagec.jax.jit(model().locked, bundle)(FIXED).tolist() == [4, 4, 4]
-    assert caplog.messages == ["locked is traced: it reaches LOCK, a lock, which stagec cannot compare"]
+    says = ["locked is traced: it reaches LOCK, a lock, which stagec cannot compare"]
+    assert caplog.messages == says
+    assert stagec.jax.jit(model().counted, bundle)(FIXED)[1].weak_type
+    assert caplog.messages == [*says, "counted is traced: its result has a weak type, which no result of a bundle has"]
     with pytest.raises(KeyError, match="no function of m was built from warm_layers:dense"):
         stagec.jax.jit(model().warm_layers.dense, bundle)
     with pytest.raises(ValueError, match="verify is 'later'; write 'background', 'first' or 'never'"):

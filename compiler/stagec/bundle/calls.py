@@ -29,6 +29,7 @@ _DESCRIPTION = json_shapes.shape(
         "premises?": {
             "function": str,
             "jitted": bool,
+            "weak": bool,
             "sources": {...: json_shapes.sha256},
             "settings": {...: str},
             "values": str,

@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.sizes.avals import DTYPES, Aval, mlir_name
 from stagec.core.trees.tree import LEAF, Tree
-from stagec.frontends.common.frontend import NamedArray, premises as premises, versions as versions
+from stagec.frontends.common.frontend import Export, NamedArray, versions as versions
 from stagec.pjrt import custom_calls
 from stagec.stages import mlir
 from stagec.stages.exported import Exported
@@ -35,7 +35,7 @@ _DTYPES = {
 """Our dtypes by MLIR's names for them."""
 
 
-def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> Export:
     """Return the StableHLO file that `spec.entry` names as an artifact: one module for all devices.
 
     Raises StagecError when the file is not there, does not parse or has no `main`.
@@ -73,7 +73,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
         _in_shardings=(None,) * len(in_avals),
         _out_shardings=(None,) * len(out_avals),
     )
-    return exported.serialize(), b""
+    return Export(exported.serialize())
 
 
 def export_with_locations(spec: FunctionSpec, import_roots: Sequence[str]) -> str:

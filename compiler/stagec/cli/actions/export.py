@@ -43,7 +43,7 @@ def run(options: Options) -> Answer:
 
             frontend = frontend_of(spec)
         with phases.phase("export"):
-            serialized, lowered_for = frontend.export(spec, options.import_root)
+            serialized, lowered_for, premises = frontend.export(spec, options.import_root)
             parameters = frontend.parameters(spec, options.import_root)
             bound = declarations.check(spec, serialized, parameters)
             large = constants.find(serialized, functools.partial(frontend.named_arrays, spec))
@@ -52,7 +52,6 @@ def run(options: Options) -> Answer:
         write_whole(options.output, serialized)
         write_asked(options.lowered, lowered_for)
         versions = frontend.versions(spec)
-        premises = frontend.premises(spec, options.import_root)
         description = export_description.describe(spec, serialized, versions, bound, large, parameters, premises)
         write_asked(options.description, description.encode())
         return Answer({"function": spec.name, "output": options.output, **digest(serialized)})

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -21,6 +21,19 @@ NamedArray: TypeAlias = tuple[str, Any, str]
 """An array that a function reaches by a name: the name, the array, and FILE:LINE of the function that uses it."""
 
 
+class Export(NamedTuple):
+    """What a frontend gives of a function. None of it holds a source location.
+
+    artifact: in the serialization format of `jax.export`. by_device: its differences by device, in the form of
+    `stages.by_device`; empty if nothing differs. premises: what the trace took for granted, for a program that has the
+    function (`frontends/jax/premises.py`); None if none can compare it.
+    """
+
+    artifact: bytes
+    by_device: bytes = b""
+    premises: Mapping[str, Any] | None = None
+
+
 class Frontend(Protocol):
     """A module of this package that exports the function of `spec.entry` as an artifact.
 
@@ -28,11 +41,8 @@ class Frontend(Protocol):
     Each function raises StagecError for every mistake of the user's.
     """
 
-    def export(self, spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
-        """Return the artifact in the serialization format of `jax.export`, and its differences by device.
-
-        The second is in the form of `stages.by_device`, empty if nothing differs. Neither holds a source location.
-        """
+    def export(self, spec: FunctionSpec, import_roots: Sequence[str]) -> Export:
+        """Trace, lower and export the function."""
 
     def export_with_locations(self, spec: FunctionSpec, import_roots: Sequence[str]) -> str:
         """Return the module of `export` as StableHLO text with the locations of operations in the sources."""
@@ -49,9 +59,6 @@ class Frontend(Protocol):
     def versions(self, spec: FunctionSpec) -> dict[str, str]:
         """Return the versions that made the artifact: name -> version."""
 
-    def premises(self, spec: FunctionSpec, import_roots: Sequence[str]) -> Mapping[str, Any] | None:
-        """Return what the trace took for granted, for a program that has the function; None if none can compare it."""
-
     def named_arrays(self, spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
         """Yield the arrays of `least` bytes and more that the function reaches by names of its own."""
 
@@ -67,10 +74,6 @@ class Frontend(Protocol):
 def versions(spec: FunctionSpec) -> dict[str, str]:
     """Return the versions that made an exported artifact without JAX: name -> version."""
     return {"jaxlib": compatibility.version(), "stagec": VERSION, "python": platform.python_version()}
-
-
-def premises(spec: FunctionSpec, import_roots: Sequence[str]) -> None:
-    """Return None: a program without JAX runs the executable, and has no function to compare."""
 
 
 def frontend(spec: FunctionSpec) -> Frontend:

@@ -28,6 +28,7 @@ from stagec.core.builds.version import VERSION
 from stagec.core.messages import phases
 from stagec.core.messages.errors import Problem, StagecError
 from stagec.frontends.common import closures, entries, patched, repeatable, source_locations, user_code
+from stagec.frontends.common.frontend import Export
 from stagec.frontends.jax import (
     advice,
     arguments,
@@ -38,7 +39,7 @@ from stagec.frontends.jax import (
     filtering,
     forwarding,
     kernels,
-    premises as premises_of,
+    premises,
     pytrees,
     wholes,
 )
@@ -85,16 +86,23 @@ def _in_phases() -> Iterator[None]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> Export:
+    """Trace, lower and export the function of `spec`, and say what the trace took for granted."""
+    artifact, lowered, is_weak = _traced(spec, import_roots)
+    return Export(artifact, lowered, premises.of(entries.function_of(spec, import_roots), is_weak))
+
+
 @repeatable.clock_and_chance()
 @_effects_in_order()
 @_in_phases()
-def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
-    """Trace, lower and export the function of `spec`; the second result has JAX's differences by kind of device."""
+def _traced(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes, bool]:
+    """Return the artifact, JAX's differences by kind of device, and whether a result has a weak type."""
     with callbacks.handling(spec.host_callbacks):
         with contextlib.ExitStack() as device:
             staged = _portable(spec, import_roots, device)
             serialized = _serialize(spec, staged)
-        return serialized, by_device.write(_for_devices(spec, import_roots, staged))
+        lowered = by_device.write(_for_devices(spec, import_roots, staged))
+        return serialized, lowered, any(aval.weak_type for aval in staged.exported.out_avals)
 
 
 def _serialize(spec: FunctionSpec, staged: Staged) -> bytes:
@@ -181,11 +189,6 @@ def versions(spec: FunctionSpec) -> dict[str, str]:
     wheels = [plugin.kernels for platform in spec.plugins if (plugin := PLATFORMS[platform].plugin)]
     imported |= {wheel: metadata.version(wheel) for wheel in wheels}
     return {**imported, "jax": jax.__version__, "stagec": VERSION, "python": platform.python_version()}
-
-
-def premises(spec: FunctionSpec, import_roots: Sequence[str]) -> Mapping[str, Any]:
-    """Return what the trace took for granted: call it after the export, in the process that traced."""
-    return premises_of.of(entries.function_of(spec, import_roots))
 
 
 class Staged(NamedTuple):

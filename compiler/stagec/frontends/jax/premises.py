@@ -48,10 +48,11 @@ class UnknownValueError(ValueError):
     """A function reaches a value that cannot be described."""
 
 
-def of(function: Any) -> dict[str, Any]:
+def of(function: Any, is_weak: bool) -> dict[str, Any]:
     """Return what a trace of `function` takes for granted, as plain values.
 
     function: its own name. jitted: whether `jax.jit` made what the manifest names: it is a function in the module then.
+    weak: whether a result has a weak type, by which JAX chooses dtypes, and which no result of a bundle has.
     sources: digests of the user's modules that this process has imported. settings: JAX's that are on, as strings.
     values: the digest of what the function reaches; "" if it cannot be described, and `unknown` says what.
     """
@@ -60,12 +61,14 @@ def of(function: Any) -> dict[str, Any]:
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     users = sorted(name for name, file in files.items() if file and name != "__main__" and user_code.is_users(file))
     sources = {name: digest for name in users if (digest := _source(name))}
-    named = {"function": name_of(function), "jitted": hasattr(function, "lower")}
+    named = {"function": name_of(function), "jitted": hasattr(function, "lower"), "weak": is_weak}
     return {**named, "sources": sources, "settings": settings(), **_values(function, sources)}
 
 
 def differing(recorded: Mapping[str, Any], function: Any) -> str:
     """Say how this process, but for settings, differs from what `of` recorded in a build; "" if it does not."""
+    if recorded["weak"]:
+        return "its result has a weak type, which no result of a bundle has"
     if recorded["unknown"]:
         return f"it reaches {recorded['unknown']}"
     for name, sha256 in recorded["sources"].items():

@@ -14,7 +14,7 @@ from stagec.core.messages import phases
 from stagec.core.sizes.avals import Aval, AvalError
 from stagec.core.sizes.size import parse_constraint
 from stagec.frontends.common import closures, entries, repeatable, source_locations, user_code
-from stagec.frontends.common.frontend import premises as premises, versions as versions
+from stagec.frontends.common.frontend import Export, versions as versions
 from stagec.pjrt import dialects
 from stagec_arrays import dims, dtypes, meshes, pytrees
 from stagec_arrays.frontend import shardings, staging
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @repeatable.clock_and_chance()
-def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, bytes]:
+def export(spec: FunctionSpec, import_roots: Sequence[str]) -> Export:
     """Trace, lower and export the function of `spec`: one module for all devices."""
     traced = _traced(spec, import_roots, ArrayTracer.trace)
     with phases.phase("lower"):
@@ -37,7 +37,7 @@ def export(spec: FunctionSpec, import_roots: Sequence[str]) -> tuple[bytes, byte
             spec.manifest,
             spec.key,
         )
-    return serialized, b""
+    return Export(serialized)
 
 
 @repeatable.clock_and_chance()
