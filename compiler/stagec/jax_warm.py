@@ -20,6 +20,7 @@ import jax
 
 from stagec.core.messages.errors import either
 from stagec.core.messages.refusal import CallError, LoadError
+from stagec.core.sizes.avals import Aval, physical
 from stagec.core.trees.tree import Tree
 from stagec.frontends.common.parameters import flatten, static_key
 from stagec.frontends.jax import contexts, premises
@@ -171,9 +172,12 @@ class Warm:
         if interface.out_structure is None:
             raise _Traced("its result has types of yours, of which only JAX makes the right ones")
         avals = [jax.typeof(leaf) for leaf in leaves]
-        chosen = variant.select(tuple([aval.shape for aval in avals])).chosen
+        own = interface.description.in_avals
+        wanted = [Aval(one.dtype, aval.shape, one.weak_type) for one, aval in zip(own, avals, strict=True)]
+        inside = tuple(map(physical, wanted))  # keys are their words
+        chosen = variant.select(tuple([aval.shape for aval in inside])).chosen
         shown = ", ".join(f"{'~' * aval.weak_type}{aval.str_short(short_dtypes=True)}" for aval in avals)
-        if chosen is None or shown != ", ".join(map(str, chosen.offer.static_avals)):
+        if chosen is None or inside != chosen.offer.static_avals or shown != ", ".join(map(str, wanted)):
             raise _Traced(f"no executable is for {shown} on this machine")
         device = jax.local_devices()[0]
         here = jax.sharding.SingleDeviceSharding(device)

@@ -53,6 +53,10 @@ targets = ["cpu-avx2"]
 entry = "warm_model:scaled"
 args = ["f32[3]"]
 targets = ["cpu-avx2"]
+[functions.drawn]
+entry = "warm_model:drawn"
+args = ["key<fry>[]", "f32[3]"]
+targets = ["cpu-avx2"]
 [functions.counted]
 entry = "warm_model:counted"
 args = ["f32[3]"]
@@ -109,6 +113,11 @@ def scaling(weights):
 
 
 scaled = scaling({"factor": np.full(3, 2, np.float32)})
+
+
+def drawn(key, x):
+    key, now = jax.random.split(key)
+    return key, x + jax.random.uniform(now, x.shape)
 
 
 def counted(x):
@@ -343,6 +352,26 @@ def test_closures_and_settings(bundle: stagec.Bundle, caplog: pytest.LogCaptureF
     with jax.default_device(device):
         assert names[0](FIXED).devices() == {device}
     assert caplog.messages == [says, f"scaled is traced: jax_default_device is {device}, and it was built with off"]
+
+
+def test_keys(bundle: stagec.Bundle, traced: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A key and its words are arguments of two programs, and so are keys of two kinds."""
+    drawn = stagec.jax.jit(model().drawn, bundle, verify="never")
+    keys = jax.random.key(0), jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)
+    drawn(keys[0], FIXED)
+    assert "drawn" not in traced
+    for key, says in zip(keys, ((), ("key<rbg>[]",), ("key<rbg>[]", "u32[2]")), strict=True):
+        jax.tree.map(_assert_same, drawn(key, FIXED), jax.jit(model().drawn)(key, FIXED))
+        on = "is traced: no executable is for"
+        assert caplog.messages == [f"drawn {on} {which}, f32[3] on this machine" for which in says]
+
+
+def _assert_same(ours: jax.Array, theirs: jax.Array) -> None:
+    assert jax.typeof(ours) == jax.typeof(theirs)
+    values = (
+        jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (ours, theirs)
+    )
+    np.testing.assert_allclose(*values, 1e-6)
 
 
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
