@@ -1,6 +1,6 @@
 """One bundle for a fleet that runs two releases of jaxlib: built together, and called where each of them is.
 
-Modules: `checking/golden.py`.
+Modules: `checking/crossing.py`, `checking/golden.py`, `cli/actions/cross.py`.
 """
 
 import json
@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import jaxlib
+import numpy as np
 import pytest
 
+import stagec
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive, pieces
 from stagec.bundle.index import key_of
 from stagec.trust.verification import verify
 from tests.building import ROOT
+from tests.bundles import edited, whole_index, with_index
 from tests.nested import NestedBazel, environment, runners, workspace_files
 from tests.signed import write_keys
 from tests.users import User
@@ -283,6 +286,42 @@ def test_another_jaxlib_is_added_to_a_released_bundle(clone: Clone, tmp_path: Pa
     assert (clone.outputs / "again.aot").read_bytes() == first
 
 
+@pytest.mark.pinned
+def test_executables_of_an_older_jaxlib_are_taken(clone: Clone) -> None:
+    """Of the build's own jaxlib nothing is compiled then, and a program of it runs them."""
+    released = clone.root / "models" / "of_older.aot"
+
+    def remove(members: dict[str, bytes]) -> None:
+        index = whole_index(members)
+        for function in index["functions"].values():
+            function["executables"] = [row for row in function["executables"] if row["versions"]["jaxlib"] == OLDER]
+        members.update(with_index(index, members))
+
+    edited(clone.outputs / "models.aot", released, remove)
+    with (clone.root / "models" / "BUILD").open("a") as file:
+        file.write(REUSED)
+    clone.succeed("build", "//models:reused")
+    archive = Archive(clone.outputs / "reused.aot")
+    rows = [row for function in archive.index["functions"].values() for row in function["executables"]]
+    files = {
+        release: {row["executable"] for row in rows if row["versions"]["jaxlib"] == release} for release in (OWN, OLDER)
+    }
+    assert len(rows) == 10
+    assert files[OWN] == files[OLDER]
+    loaded = stagec.load(archive.path, policy="executable_only")
+    w = np.random.default_rng(0).standard_normal((16, 16), np.float32)
+    wanted = stagec.load(clone.outputs / "models.aot", policy="executable_only")
+    np.testing.assert_allclose(loaded["step"](w), wanted["step"](w), 1e-5, 1e-5)
+
+
+REUSED = """
+aot_bundle_addition(
+    name = "reused",
+    bundle = "of_older.aot",
+    environment = "@stagec_python//:environment",
+    reuse = True,
+)
+"""
 AGAIN = """
 aot_bundle_addition(
     name = "again",

@@ -17,6 +17,8 @@ def _aot_bundle_addition_impl(ctx):
     arguments.add("--sbom", sbom)
     arguments.add_all(ctx.attr.targets, before_each = "--target")
     arguments.add_all(packages, before_each = "--packages")
+    if ctx.attr.reuse:
+        arguments.add("--reuse")
     compiler_action(
         ctx,
         mnemonic = "StagecAddJaxlib",
@@ -53,6 +55,10 @@ aot_bundle_addition = rule(
             doc = "The Python environment with the compiler of the targets' platform for that jaxlib; none for cpu.",
             providers = [PythonEnvironmentInfo],
             cfg = "exec",
+        ),
+        "reuse": attr.bool(
+            doc = "Whether to take an executable of an older jaxlib that gives the right results with this one, in place of " +
+                  "compiling another. The action calls each of them once, so it runs on a machine of the targets' kind.",
         ),
         "targets": attr.string_list(
             doc = "Targets of the bundle to compile for, by their names in it; default: all that it has executables for.",

@@ -37,7 +37,7 @@ from stagec.core.data.reading import RegularFile
 from stagec.trust.attestation import subjects
 from stagec.trust.provenance import Environment, Wheel, read_environment, statement_of_addition
 from stagec.trust.verification import verify
-from tests.building import checked, stagec as command
+from tests.building import build_model, checked, stagec as command
 from tests.bundle import mutations
 from tests.bundles import edited, edited_descriptions, edited_index, reindexed, whole_index, with_index
 from tests.registries import Registry, needs_registry
@@ -209,6 +209,90 @@ def test_it_runs_without_compiling(material: Path) -> None:
     assert refusal.value.code == "jaxlib-version"
     loaded = stagec.load(material / "after" / "zoo.aot", policy="executable_only", keys=[material / "bob.pub.pem"])
     assert len(loaded["loop"](X)) == 2
+
+
+REUSED = """
+[manifest]
+name = "m"
+version = "1"
+[functions.f]
+entry = "model:f"
+args = ["f32[4]"]
+targets = ["cpu-sse42"]
+[functions.known]
+entry = "model:f"
+args = ["f32[4]"]
+targets = ["cpu-sse42"]
+golden = {}
+[functions.sized]
+entry = "model:f"
+args = ["f32[n]"]
+targets = ["cpu-sse42"]
+buckets = { n = [2, 3] }
+"""
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles whose executables say that jaxlib 0.9.9 made them: "right", and another whose function is another."""
+    bundles = {}
+    for name, scale in (("right", 2), ("wrong", 3)):
+        folder = tmp_path_factory.mktemp(name)
+        bundle = build_model(folder, REUSED, f"def f(x):\n    return {scale} * x\n")
+        bundles[name] = made_by_another(bundle, bundle)
+    return bundles
+
+
+def reuse(bundle: Path, out: Path) -> tuple[list[str], list[str]]:
+    """Return the names of what was taken, and what is said of the others."""
+    text = checked("add-jaxlib", bundle, "--reuse", "--output", out)
+    first, *others = text.splitlines()
+    archive = Archive(out)
+    rows = [(name, row) for name, of in archive.index["functions"].items() for row in of["executables"]]
+    files = {row["executable"] for _, row in rows if row["versions"]["jaxlib"] == "0.9.9"}
+    taken = [name for name, row in rows if row["versions"]["jaxlib"] == HERE and row["executable"] in files]
+    assert first == f"{out}: 4 executables for jaxlib {HERE} added; {len(taken)} of them were there"
+    return taken, others
+
+
+def test_an_older_executable_is_taken(older: dict[str, Path], tmp_path: Path) -> None:
+    """It is in the bundle once, and its description says which jaxlib compiled it."""
+    assert reuse(older["right"], tmp_path / "x.aot") == (["f", "known", "sized", "sized"], [])
+    assert verify(str(tmp_path / "x.aot"), [])["verdict"] == "intact"
+    loaded = stagec.load(tmp_path / "x.aot", policy="executable_only")
+    np.testing.assert_array_equal(loaded["f"](X[:4]), 2 * X[:4])
+    (described,) = loaded["f"].descriptions
+    assert (described.versions["jaxlib"], described.components["jaxlib"]["value"]) == (HERE, HERE)
+
+
+def test_an_older_executable_with_other_results_is_not(older: dict[str, Path], tmp_path: Path) -> None:
+    """By golden outputs, and by what this jaxlib compiles; nor one that ends the process, or that a newer one made."""
+
+    def exchange(members: dict[str, bytes]) -> None:
+        rows = [row for function in whole_index(members)["functions"].values() for row in function["executables"]]
+        with zipfile.ZipFile(older["wrong"]) as wrong:
+            for row in rows:
+                members[row["executable"]] = content = wrong.read(row["executable"])
+                described = json.loads(members[row["description"]])
+                described["executable_sha256"] = hashlib.sha256(content).hexdigest()
+                members[row["description"]] = json.dumps(described).encode()
+        again(members, lambda index: None)
+
+    bundle = edited(older["right"], tmp_path / "exchanged.aot", exchange)
+    taken, others = reuse(bundle, tmp_path / "x.aot")
+    assert not taken
+    assert [line.partition(" is compiled: result has a largest error of ")[0] for line in others] == [
+        f"m.{name}.jaxlib-{HERE}"
+        for name in ("f.cpu-sse42", "known.cpu-sse42", "sized.cpu-sse42.n2", "sized.cpu-sse42.n3")
+    ]
+    loaded = stagec.load(tmp_path / "x.aot", policy="executable_only")
+    np.testing.assert_array_equal(loaded["f"](X[:4]), 2 * X[:4])
+    newer = edited_descriptions(
+        older["right"], tmp_path / "newer.aot", "f", lambda d: d["versions"].update(jaxlib="99.1")
+    )
+    text = checked("add-jaxlib", newer, "--reuse", "--output", tmp_path / "y.aot")
+    why = "jaxlib 99.1, which made the one that is there, is newer"
+    assert text.splitlines()[1:] == [f"m.f.cpu-sse42.jaxlib-{HERE} is compiled: {why}"]
 
 
 def test_stripped_it_is_a_bundle_of_both(material: Path, tmp_path: Path) -> None:

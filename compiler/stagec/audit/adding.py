@@ -2,11 +2,13 @@
 
 The bundle has all inputs of a compile action: the artifact, and in the description of each executable the target in
 full. So `stagec action compile` runs as in a build, and what it makes must differ from the executable that is there in
-the jaxlib alone.
+the jaxlib alone. With `--reuse`, an executable of an older jaxlib that gives the right results here is not made again:
+its entry and its description say a second time, for this jaxlib, what they said for the first.
 """
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping
@@ -16,9 +18,9 @@ from typing import Any, NamedTuple
 from stagec.audit import measurements
 from stagec.bundle import expiry, index
 from stagec.bundle.additions import bases
-from stagec.bundle.archive import Archive
+from stagec.bundle.archive import Archive, pieces
 from stagec.bundle.description import Description
-from stagec.bundle.writing import Member
+from stagec.bundle.writing import Member, extend
 from stagec.core.builds import actions, components, specs
 from stagec.core.messages.errors import Problem, StagecError, nearest
 from stagec.core.messages.progress import Progress
@@ -26,20 +28,34 @@ from stagec.pjrt import compatibility, probe
 from stagec.stages.describing import spec_of
 
 
+class Added(NamedTuple):
+    """An executable for this process's jaxlib. reused: an older one made it. why: why not, if that was asked for."""
+
+    member: Member
+    reused: bool = False
+    why: str = ""
+
+
 class _Wanted(NamedTuple):
-    """An executable to make. name: in the plan. artifact: its function in the index. like: the existing one."""
+    """An executable to make. name: in the plan. artifact: its function in the index.
+
+    like: the description of the newest that there is; entry: of that in the index.
+    """
 
     name: str
     artifact: str
     like: Description
+    entry: Mapping[str, Any]
     spec: specs.ExecutableSpec
 
 
-def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> list[Member]:
-    """Return an executable of this process's jaxlib for each function, target and bucket that have none of it.
+def added(archive: Archive, targets: Collection[str], reuse: bool, progress: Progress) -> list[Added]:
+    """Return an executable for this process's jaxlib for each function, target and bucket that have none of it.
 
-    targets: names of those to compile for; none: all. Raises StagecError, with all faults before it compiles anything:
-    a target that is not there, nothing to add, an artifact past its promise; and for what cannot be compiled.
+    targets: names of those to compile for; none: all. reuse: whether to take what an older jaxlib made, if it runs on
+    this machine and gives the right results (`checking/crossing.py`). Raises StagecError, with all faults before it
+    compiles anything: a target that is not there, nothing to add, an artifact past its promise; and for what cannot be
+    compiled.
     """
     jaxlib = compatibility.version()
     problems = [
@@ -64,7 +80,7 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
             described = measurements.description_of(archive, entry)
             name = entry["description"].removesuffix(".json").removesuffix(f".jaxlib-{entry['versions']['jaxlib']}")
             try:
-                wanted.append(_Wanted(f"{name}.jaxlib-{jaxlib}", artifact, described, spec_of(described)))
+                wanted.append(_Wanted(f"{name}.jaxlib-{jaxlib}", artifact, described, entry, spec_of(described)))
             except ValueError as error:
                 problems.append(Problem(archive.path, name, str(error), _OTHERS))
     # A machine with that jaxlib runs only what the first signature covers, and this would change it
@@ -78,7 +94,15 @@ def compiled(archive: Archive, targets: Collection[str], progress: Progress) -> 
         raise StagecError(*problems)
     progress.total = len(wanted)
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
-        return [_compile(archive, executable, Path(scratch), progress) for executable in wanted]
+        members = []
+        for executable in wanted:
+            progress.step(executable.name)
+            older = _crossed(archive, executable, Path(scratch)) if reuse else ""
+            if isinstance(older, Member):
+                members.append(Added(older, reused=True))
+            else:
+                members.append(Added(_compile(archive, executable, Path(scratch)), why=older))
+        return members
 
 
 _OTHERS = "name the targets that can be compiled: --target NAME"
@@ -99,17 +123,32 @@ def _nothing_to_add(archive: Archive, jaxlib: str, targets: Collection[str]) -> 
     return "it has no executable, and so nothing says what to compile for"
 
 
-def _compile(archive: Archive, wanted: _Wanted, scratch: Path, progress: Progress) -> Member:
-    """Compile as an action does. Raises StagecError."""
-    name = wanted.name
-    progress.step(name)
-    spec, exported, out = scratch / "spec.json", scratch / "exported", scratch / "out"
-    spec.write_text(specs.to_json(wanted.spec))
-    exported.write_bytes(archive[archive.index["functions"][wanted.artifact]["exported"]])
-    files = {"--output": f"{out}.xla", "--description": f"{out}.json", "--module": f"{out}.stablehlo.mlirbc"}
-    words = ["action", "compile", "--spec", str(spec), "--exported", str(exported)]
-    words += [word for pair in files.items() for word in pair]
-    done = subprocess.run(
+def _crossed(archive: Archive, wanted: _Wanted, scratch: Path) -> Member | str:
+    """Return the executable that is there, for this jaxlib; or why it may not be: it is a newer one's, or differs."""
+    here = compatibility.version()
+    versions = {**wanted.like.versions, "jaxlib": here}
+    if index.order({**wanted.entry, "versions": versions}) < index.order(wanted.entry):
+        return f"jaxlib {wanted.like.versions['jaxlib']}, which made the one that is there, is newer"
+    description = wanted.like._replace(versions=versions).to_json().encode()
+    parts = (archive[wanted.entry[key]] for key in ("executable", "stablehlo"))
+    executable, module = map(bytes, parts)
+    member = Member(f"{archive.index['name']}.{wanted.name}", executable, description, module)
+    bundle = scratch / "crossed.aot"
+    with bundle.open("wb") as file:
+        file.writelines(pieces(extend(archive, [member])))
+    words = ["action", "cross", str(bundle), archive.path, "--function", wanted.artifact]
+    words += ["--target", wanted.like.target.name]
+    words += [f"--bucket={dim}={size}" for dim, size in wanted.like.bucket.items()]
+    # A process of its own: an executable that this XLA reads otherwise may end it.
+    done = _run(words, scratch)
+    if done.returncode < 0:
+        return f"it ended the process ({signal.Signals(-done.returncode).name})"
+    return (done.stdout or done.stderr).strip() if done.returncode else member
+
+
+def _run(words: list[str], scratch: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of stagec as an action does."""
+    return subprocess.run(
         [*actions.command(), *words],
         env=actions.environment(scratch),
         stdin=subprocess.DEVNULL,
@@ -117,6 +156,18 @@ def _compile(archive: Archive, wanted: _Wanted, scratch: Path, progress: Progres
         text=True,
         check=False,
     )
+
+
+def _compile(archive: Archive, wanted: _Wanted, scratch: Path) -> Member:
+    """Compile as an action does. Raises StagecError."""
+    name = wanted.name
+    spec, exported, out = scratch / "spec.json", scratch / "exported", scratch / "out"
+    spec.write_text(specs.to_json(wanted.spec))
+    exported.write_bytes(archive[archive.index["functions"][wanted.artifact]["exported"]])
+    files = {"--output": f"{out}.xla", "--description": f"{out}.json", "--module": f"{out}.stablehlo.mlirbc"}
+    words = ["action", "compile", "--spec", str(spec), "--exported", str(exported)]
+    words += [word for pair in files.items() for word in pair]
+    done = _run(words, scratch)
     if done.returncode:
         what = f"jaxlib {compatibility.version()} cannot compile it"
         raise StagecError(Problem(archive.path, name, what, f"{done.stderr.strip()}\n{_OTHERS}"))

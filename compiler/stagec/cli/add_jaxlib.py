@@ -22,6 +22,7 @@ OPTIONS = {
     "[--statement STATEMENT]": "where to write its in-toto statement, which stagec sign takes",
     "[--sbom SBOM]": "where to write the CycloneDX SBOM of what compiled them",
     "[--target NAME]...": "a target to compile for (default: all that the bundle has executables for)",
+    "[--reuse]": "call each executable of an older jaxlib once, take those with the right results, compile the others",
     "[--key FILE]...": "a public key that is trusted: with one, the bundle must be signed",
     "[--signature FILE]...": "an envelope, or a signature of Model Signing (default: those beside the bundle)",
     "[--packages FILE]...": "with --statement or --sbom: the packages of this environment, as `pip install --report` "
@@ -48,11 +49,11 @@ def run(options: Options) -> Answer:
     else:
         archive = Archive(options.bundle)
     archive.check_all()
-    with Progress("add-jaxlib") as progress:
-        executables = adding.compiled(archive, options.target, progress)
-    sums = Sums()
+    with Progress("add-jaxlib") as progress, blaming(options.bundle, of=(ValueError,)):
+        executables = adding.added(archive, options.target, options.reuse, progress)
+    sums, members = Sums(), [each.member for each in executables]
     with blaming(options.bundle, of=(ValueError,)):
-        write_parts(options.output, sums.of(pieces(writing.extend(archive, executables))))
+        write_parts(options.output, sums.of(pieces(writing.extend(archive, members))))
     made = Archive(options.output)
     if options.statement:
         statement = provenance.statement_of_addition(made, sums.sha256(), environments)
@@ -61,9 +62,13 @@ def run(options: Options) -> Answer:
         write_whole(
             options.sbom, sbom.bill_of_materials(attestation.Subject.of(made, sums.sha256()), environments).encode()
         )
-    names = [member.name for member in executables]
-    value = {"output": options.output, "jaxlib": compatibility.version(), "executables": names, **sums.to_plain()}
-    text = f"{options.output}: {len(names)} executables of jaxlib {compatibility.version()} added\n"
+    here, names = compatibility.version(), [member.name for member in members]
+    text = f"{options.output}: {len(names)} executables of jaxlib {here} added\n"
+    reused = [each.member.name for each in executables if each.reused]
+    if options.reuse:
+        text = f"{options.output}: {len(names)} executables for jaxlib {here} added; {len(reused)} of them were there\n"
+        text += "".join(f"{each.member.name} is compiled: {each.why}\n" for each in executables if each.why)
+    value = {"output": options.output, "jaxlib": here, "executables": names, "reused": reused, **sums.to_plain()}
     return Answer(value, text)
 
 

@@ -1,0 +1,23 @@
+"""Run one executable that another jaxlib made, and compare its results; the status is 1 if they differ."""
+
+from __future__ import annotations
+
+from stagec.cli.files import Answer, Options
+
+OPTIONS = {
+    "bundle": "a bundle in which the executable says that it is this jaxlib's",
+    "base": "the same bundle without it",
+    "--function NAME": "the function, or FUNCTION-VARIANT",
+    "--target TARGET": "of the executable",
+    "[--bucket DIM=SIZE]...": "of the executable",
+}
+
+
+def run(options: Options) -> Answer:
+    from stagec.bundle.archive import Archive
+    from stagec.checking import crossing
+    from stagec.cli.run import bucket
+
+    archives = Archive(options.bundle), Archive(options.base)
+    told = crossing.difference(*archives, options.function, options.target, bucket(options.bucket))
+    return Answer({"difference": told}, told and f"{told}\n", 1 if told else 0)
