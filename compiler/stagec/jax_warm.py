@@ -173,9 +173,9 @@ class Warm:
             raise _Traced("its result has types of yours, of which only JAX makes the right ones")
         avals = [jax.typeof(leaf) for leaf in leaves]
         own = interface.description.in_avals
-        wanted = [Aval(one.dtype, aval.shape, one.weak_type) for one, aval in zip(own, avals, strict=True)]
+        wanted = [Aval(built.dtype, aval.shape, built.weak_type) for built, aval in zip(own, avals, strict=True)]
         inside = tuple(map(physical, wanted))  # keys are their words
-        chosen = variant.select(tuple([aval.shape for aval in inside])).chosen
+        chosen = variant.select(tuple([tuple(map(int, aval.shape)) for aval in inside])).chosen
         shown = ", ".join(f"{'~' * aval.weak_type}{aval.str_short(short_dtypes=True)}" for aval in avals)
         if chosen is None or inside != chosen.offer.static_avals or shown != ", ".join(map(str, wanted)):
             raise _Traced(f"no executable is for {shown} on this machine")
