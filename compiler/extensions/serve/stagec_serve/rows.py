@@ -359,7 +359,8 @@ class _Proof:
         where: tuple[list[int | None], ...] = tuple([None] * len(shape) for shape in shapes)
         if _number(attributes["batch_group_count"]) == 1:
             where[0][numbers.input_batch_dimension] = numbers.output_batch_dimension
-        where[1][numbers.kernel_output_feature_dimension] = numbers.output_feature_dimension
+            if _number(attributes["feature_group_count"]) == 1:  # else the place of a kernel says what it is applied to
+                where[1][numbers.kernel_output_feature_dimension] = numbers.output_feature_dimension
         return [self._placed(results[0], [*zip(states, where, strict=True)], *range(len(results[0])))]
 
     def _gather(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:

@@ -134,6 +134,11 @@ DEPENDENT: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "sums of segments": (lambda x: jax.ops.segment_sum(x, x[:, 0].astype(int), N), "stablehlo.scatter", JOINS),
     "rows that an index names": (lambda x: x[x[:, 0].astype(int) % N], "stablehlo.gather", ""),
     "columns": (lambda x: x[:, :N].T, "func.return", "has its rows along another dimension"),
+    "kernels of groups": (
+        lambda x: lax.conv_general_dilated(W[None, :N], x.reshape(N, 1, 16), (1,), "SAME", feature_group_count=N)[0],
+        "stablehlo.convolution",
+        JOINS,
+    ),
     "the host": (
         lambda x: jax.pure_callback(lambda y: y, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
         "stablehlo.custom_call",
