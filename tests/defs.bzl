@@ -9,6 +9,8 @@ ZOO = [
     "//tests/zoo:parts",
 ]
 
+EXTENSIONS = "arrays insight registry rehearse serve".split(" ")
+
 ENVIRONMENT = "@stagec_tests//:environment"
 NEWEST = "@stagec_tests_newest//:environment"
 
@@ -62,7 +64,7 @@ def byte_code(name, environment):
     _byte_code(
         name = name,
         testonly = True,
-        srcs = ["//compiler:actions"],
+        srcs = ["//compiler:actions"] + ["//compiler/extensions/" + name for name in EXTENSIONS],
         environment = environment,
         program = name + "_program",
         tags = ["manual"],
