@@ -43,7 +43,7 @@ _byte_code = rule(
     },
 )
 
-def byte_code(name, environment):
+def byte_code(name, environment, extensions):
     """Compiles stagec's modules, once for all tests of an environment.
 
     Tests start some thousands of processes that import stagec. Without byte code each compiles what it imports.
@@ -51,6 +51,7 @@ def byte_code(name, environment):
     Args:
       name: of the target.
       environment: the Python environment of the tests.
+      extensions: names of extensions, whose modules are compiled too.
     """
     python_program(
         name = name + "_program",
@@ -62,7 +63,7 @@ def byte_code(name, environment):
     _byte_code(
         name = name,
         testonly = True,
-        srcs = ["//compiler:actions"],
+        srcs = ["//compiler:actions"] + ["//compiler/extensions/" + one for one in extensions],
         environment = environment,
         program = name + "_program",
         tags = ["manual"],

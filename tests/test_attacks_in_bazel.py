@@ -217,7 +217,8 @@ SAID_LESS = (
 )
 
 
-@pytest.mark.pinned(but=2)
+@pytest.mark.pinned
+@pytest.mark.parametrize("attacked", ["ordinary user"], indirect=True)
 def test_where_the_system_does_not_let_workers_isolate_there_are_none(attacked: Workspace) -> None:
     before = refusing(attacked.who, "272=1", "317=1")
     (attacked.root / "models" / "evil.py").write_text("def f(x, rate):\n    return x * rate\n")

@@ -821,14 +821,6 @@ NO_NETWORK = [
 ]
 
 
-def test_no_network(built: Workspace) -> None:
-    lock = built.root / "tools.lock"
-    lock.write_text(lock.read_text() + "# Fetch again.\n")
-    said = built.refusal("@tools//:environment", *NO_NETWORK)
-    assert "tools.lock: pip cannot install the packages for CPython " in said
-    assert "No matching distribution found for typing-extensions==" in said
-
-
 @contextmanager
 def for_a_tpu(built: Workspace) -> Iterator[None]:
     """With an executable for a TPU, //models:models.gelu.v5e-2x2."""
@@ -883,6 +875,7 @@ def without_bazel(built: Workspace, tmp_path: Path) -> Callable[..., dict[str, A
     return build
 
 
+@pytest.mark.pinned
 def test_the_same_bytes_without_bazel(
     built: Workspace, without_bazel: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -911,6 +904,7 @@ def words_of(action: dict[str, Any]) -> tuple[str, ...]:
     return tuple(kept)
 
 
+@pytest.mark.pinned
 def test_command_lines_without_bazel_are_those_of_bazel(
     built: Workspace, without_bazel: Callable[..., dict[str, Any]]
 ) -> None:

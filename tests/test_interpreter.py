@@ -5,11 +5,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.building import another_release
-from tests.nested import NestedBazel, environment, spawns, workspace_files
+from tests.nested import NestedBazel, actions, environment, spawns, telling, workspace_files
 from tests.users import User
 
 HERE = ".".join(map(str, sys.version_info[:3]))
@@ -50,7 +51,7 @@ class Workspace(NestedBazel):
         self.environment = environment(folder / "environment", User(None, sys.executable))
         self.options = self.with_packages(self.environment)
         self._build = (self.environment / "BUILD").read_text()
-        self.log = folder / "execution.json"
+        self.events, self.log = folder / "events.json", folder / "execution.json"
         self.outputs = self.root / "bazel-bin" / "models"
 
     def declare(self, version: str, there: str | None, abi: str = "", packages: Path | None = None) -> None:
@@ -65,10 +66,15 @@ class Workspace(NestedBazel):
 
     def build(self, *options: str) -> list[str]:
         """Build the bundle; return the mnemonics of what ran."""
-        words = [f"--execution_log_json_file={self.log}", *self.options, *options]
+        words = [*telling(self.events), *self.options, *options]
         done = self.run("build", "//models", "//models:models.f.golden", *words)
         assert done.returncode == 0, done.stderr
-        return sorted({spawn["mnemonic"] for spawn in spawns(self.log, MNEMONICS)})
+        return sorted({kind for kind, _ in actions(self.events, MNEMONICS)})
+
+    def spawns(self) -> list[dict[str, Any]]:
+        """Build the bundle; return what the log says of what ran."""
+        assert self.build(f"--execution_log_json_file={self.log}") == sorted(MNEMONICS)
+        return spawns(self.log, MNEMONICS)
 
     def refusal(self, target: str, *options: str) -> str:
         """What Bazel says of a target that it does not build."""
@@ -93,8 +99,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
 
 def test_actions_run_the_declared_interpreter(workspace: Workspace) -> None:
     workspace.declare(HERE, sys.executable)
-    workspace.build()
-    for spawn in spawns(workspace.log, MNEMONICS):
+    for spawn in workspace.spawns():
         assert str(workspace.interpreter) in spawn["commandArgs"]
         variables = {one["name"]: one["value"] for one in spawn["environmentVariables"]}
         depends = spawn["mnemonic"] in ("StagecExport", "StagecGolden")
@@ -124,6 +129,7 @@ def differing(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
     return sorted(name for name in before | after if before.get(name) != after.get(name))
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("strategy", ["worker", "sandboxed"])
 def test_an_image_with_another_release_is_refused(workspace: Workspace, strategy: str) -> None:
     workspace.declare("3.11.99", sys.executable)
@@ -140,6 +146,7 @@ def test_an_image_with_another_release_is_refused(workspace: Workspace, strategy
     assert not (workspace.outputs / "models.f.exported").exists()
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("strategy", ["worker", "sandboxed"])
 def test_an_image_with_another_abi_is_refused(workspace: Workspace, strategy: str) -> None:
     workspace.declare(HERE, sys.executable)
@@ -152,6 +159,7 @@ def test_an_image_with_another_abi_is_refused(workspace: Workspace, strategy: st
     assert "cpython-399-x86_64-linux-gnu" in said
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("strategy", ["worker", "sandboxed"])
 def test_an_image_without_the_interpreter_is_refused(workspace: Workspace, strategy: str) -> None:
     workspace.declare(HERE, None)
@@ -190,8 +198,7 @@ def test_packages_of_an_image_are_no_inputs(workspace: Workspace) -> None:
     told = "(its fingerprint is another..., not of the lock...)"
     assert stale() == f"stagec: {image} does not have the packages of the lock {told}"
     (image / "fingerprint.txt").write_text("of the lock\n")
-    assert workspace.build() == sorted(MNEMONICS)
-    for spawn in spawns(workspace.log, MNEMONICS):
+    for spawn in workspace.spawns():
         assert [one["path"] for one in spawn["inputs"] if "site-packages" in one["path"]] == []
     assert differing(before, workspace.artifacts()) == []
 

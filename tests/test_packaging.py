@@ -116,31 +116,27 @@ def test_the_wheel_is_the_same_bytes_everywhere(wheel: Path, tmp_path: Path, opt
         os.umask(before)
 
 
-@pytest.mark.parametrize(("page", "count"), [("install.md", 7), ("serving.md", 2)])
-def test_the_commands_that_install(page: str, count: int, tmp_path: Path) -> None:
-    """Those of the page, in a checkout."""
+def test_the_commands_that_install(tmp_path: Path) -> None:
+    """Those of two pages, in a checkout: first a server's, whose environment has the fewest packages."""
     _sources(tmp_path / "compiler")
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks if "pip" in block or page == "install.md" for line in block.splitlines()]
-    for line in lines:
-        words = shlex.split(line)
-        if words[0] == "python3":
-            words[0] = sys.executable
-        if words[1:3] == ["-m", "pip"]:  # by its folder, as below
-            words[1:3] = [str(Path(pip.__file__).parent)]
-        done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}: {done.stderr}"
-        assert not line.endswith(" --version") or done.stdout == f"stagec {VERSION}\n"
-    assert len(lines) == count
-    if page == "install.md":
-        assert (tmp_path / f"stagec-{VERSION}-py3-none-any.whl").is_file()
-    else:
-        _run(
-            tmp_path / ".venv" / "bin" / "python",
-            "-c",
-            "import stagec_serve.rpc, stagec_serve.server",
-            PYTHONPATH="",
-        )
+    for page, count in (("serving.md", 2), ("install.md", 7)):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        lines = [line for block in blocks if "pip" in block or page == "install.md" for line in block.splitlines()]
+        assert len(lines) == count
+        for line in lines:
+            words = shlex.split(line)
+            if words[0] == "python3":
+                words[0] = sys.executable
+            if words[1:3] == ["-m", "pip"]:  # by its folder, as below
+                words[1:3] = [str(Path(pip.__file__).parent)]
+            env = {**os.environ, "PYTHONPATH": ""}
+            done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            assert not line.endswith(" --version") or done.stdout == f"stagec {VERSION}\n"
+        imports = "import stagec_serve.rpc, stagec_serve.server"
+        _run(tmp_path / ".venv" / "bin" / "python", "-c", imports, PYTHONPATH="")
+    assert (tmp_path / f"stagec-{VERSION}-py3-none-any.whl").is_file()
 
 
 def test_an_installation_leaves_nothing_and_takes_what_git_has(wheel: Path, tmp_path: Path) -> None:
@@ -307,14 +303,18 @@ def test_a_command_of_an_extension_that_is_not_there(python: Path, zoo: Path, tm
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{what}\n  {how}\n")
 
 
-def test_extensions_add_their_commands(wheel: Path, zoo: Path, tmp_path: Path) -> None:
+def test_each_command_is_above_or_is_for_builds() -> None:
+    builds = {"add-jaxlib", "autotune", "baseline", "compare-jit", "describe-device", "emulate", "init", "profile"}
+    builds |= {"build", "pull", "push", "rebuild", "reproduce", "sign", "store"}
+    listed = {line.split()[0] for line in (*SERVE, *NEEDS, *EXTENSIONS)} - {"action"}
+    assert listed | builds == {name for name in COMMANDS if not name.startswith("action ")}
+
+
+# Last: no other test is for the environment that it leaves.
+def test_extensions_add_their_commands(python: Path, zoo: Path, tmp_path: Path) -> None:
     """Each is installed beside the core and those before it, from its folder, as pages say."""
     source = _sources(tmp_path / "source")
-    environment = tmp_path / "environment"
-    venv.create(environment, with_pip=False)
-    python = environment / "bin" / "python"
     install = (sys.executable, Path(pip.__file__).parent, "--python", python, "install", "--quiet")
-    _run(*install, wheel, f"jaxlib=={jaxlib_version()}", PYTHONPATH="")
     lines = {extension: line for line, extension in EXTENSIONS.items()}
     offers = "in a clone of stagec, pip install ./compiler/extensions/"
     for row in extensions.EXTENSIONS:
@@ -327,10 +327,3 @@ def test_extensions_add_their_commands(wheel: Path, zoo: Path, tmp_path: Path) -
             assert REFUSED.get(row.name, "") in done.stderr
     script = "import stagec, numpy as np; print(stagec.jit(lambda x: x * 2, frontend='arrays')(np.ones(2)))"
     assert _run(python, "-c", script, PYTHONPATH="") == "Array([2., 2.], dtype=float32)\n"
-
-
-def test_each_command_is_above_or_is_for_builds() -> None:
-    builds = {"add-jaxlib", "autotune", "baseline", "compare-jit", "describe-device", "emulate", "init", "profile"}
-    builds |= {"build", "pull", "push", "rebuild", "reproduce", "sign", "store"}
-    listed = {line.split()[0] for line in (*SERVE, *NEEDS, *EXTENSIONS)} - {"action"}
-    assert listed | builds == {name for name in COMMANDS if not name.startswith("action ")}

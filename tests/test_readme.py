@@ -90,6 +90,7 @@ def test_what_is_written_by_hand_builds(user: NestedBazel) -> None:
     assert ran("stages.py", user) == "[2. 2. 2.] 3.0\n"
 
 
+@pytest.mark.pinned
 def test_a_program_with_jax_finds_what_was_built(user: NestedBazel) -> None:
     """The section of the compilation cache, from its first block to its last."""
     page = [*blocks("docs/with-jax.md")]

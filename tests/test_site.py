@@ -15,6 +15,7 @@ import pytest
 
 from tests import chromium
 from tests.building import ROOT
+from tools.pages.generated import PAGES, PYTHON, Page
 
 pytest.importorskip("mkdocs", reason="tools/pages/site.lock is not installed")
 SITE = [sys.executable, "-B", "-m", "tools.pages"]
@@ -33,6 +34,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.path in PYTHON], ids=lambda page: page.path)
+def test_the_generated_part_is_current(page: Page) -> None:
+    """As that of other pages, in test_pages.py; this one takes what builds the site."""
+    assert (ROOT / page.path).read_text("utf-8") == page.current(ROOT), "run: ./bazelw run //docs:generate"
 
 
 def test_readme_is_the_first_page(site: Path) -> None:

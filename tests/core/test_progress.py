@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.building import COMPILER, ROOT, action_environment, checked
 
 WORK = """
@@ -71,6 +73,7 @@ def test_a_pipe_gets_nothing() -> None:
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
+@pytest.mark.pinned
 def test_reproduce_shows_each_build(zoo: Path, tmp_path: Path) -> None:
     name, exported = "zoo.loop", tmp_path / "zoo.loop.exported"
     shutil.copytree(ROOT / "tests" / "zoo", tmp_path / "tests" / "zoo")

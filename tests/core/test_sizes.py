@@ -84,7 +84,7 @@ def test_bounds_hold_at_all_sizes(seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")  # JAX evaluates with NumPy's numbers
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_decisions_are_those_of_jax(seed: int) -> None:
     """Never another one, and values are the same. Of some 40 sizes that JAX leaves open or bounds, one more is decided.
 
@@ -118,7 +118,7 @@ def test_decisions_are_those_of_jax(seed: int) -> None:
     assert counts["less"] <= 2 < counts["more"], counts
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_equal_sizes_are_those_of_jax(seed: int) -> None:
     """What JAX knows to be equal is equal, and what is equal is so at all numbers."""
     export = pytest.importorskip("jax.export")

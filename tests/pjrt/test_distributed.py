@@ -25,7 +25,7 @@ from tests.caches import free_port
 
 TIMEOUT = 300
 """Seconds: many times what it takes on a busy machine."""
-WAYS = [pytest.param(2, 1, marks=pytest.mark.pinned), (2, 2), (4, 1)]
+WAYS = [(2, 2), (4, 1)]
 """Processes, and the CPU devices of each."""
 
 _OF_GLOO = re.compile(r"\[Gloo\]|peer ranks|^[\s\d:.]*$")

@@ -99,7 +99,7 @@ def same(results: Any, wanted: Any) -> None:
         assert one.tobytes() == other.tobytes()
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(drawn())
 def test_calls_give_what_jax_gives(function: Drawn) -> None:
     options = function.options()

@@ -58,26 +58,20 @@ def test_another_environment_builds_executables_alone(small: Path, tmp_path: Pat
     assert done.returncode == 0
 
 
-VALUES = ("os.getpid()", "open('/dev/urandom', 'rb').read(1)[0] + 0.5", "hash('seed') % 1000 + 0.25")
-
-
-@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    "value", ["os.getpid()", "open('/dev/urandom', 'rb').read(1)[0] + 0.5", "hash('seed') % 1000 + 0.25"]
+)
 def test_a_model_that_bakes_in_its_circumstances(small: Path, tmp_path: Path, value: str) -> None:
     model = "import os\n\n" + MODEL.replace("** power", f"** power + jnp.float32({value})")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "model.py").write_text(model)
-    # One time with the executables, which do not differ, too.
-    done = (
-        reproduce(small, tmp_path) if value == VALUES[0] else reproduce(small, tmp_path, exports=["f"], executables=())
-    )
+    done = reproduce(small, tmp_path, exports=["f"], executables=())
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     what = "the built artifact and the first build here differ; the first layer that differs is the StableHLO"
     assert lines[0] == f"m.f.exported: {what}"
     assert any(line.startswith("    +    %cst = stablehlo.constant dense<") for line in lines)
-    # Each description has the digest of the source, which is another one than of what was built.
-    count, differences = (ARTIFACTS, len(EXPORTS)) if value == VALUES[0] else (1, 1)
-    assert lines[-1] == f"{count} artifacts built twice again, {differences} differences"
+    assert lines[-1] == "1 artifacts built twice again, 1 differences"
 
 
 def test_a_description_that_is_another(small: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Modules: `worker/action.py`, `worker/outputs.py`, `worker/server.py`, `worker/template.py`.
 """
 
+import itertools
 import os
 import signal
 import time
@@ -259,11 +260,11 @@ for _ in range(20):
 """
 
 
-@pytest.mark.parametrize(
-    "word", [b'{"status": 0}', b"[]", b'{"status": "0", "memory": []}', b"\\xff" * 9, b"[" * 50_000]
-)
-def test_its_reports_make_only_its_own_actions_wrong(exporting_worker: Worker, root: Path, word: bytes) -> None:
-    for name in ("evil", "worse"):
+WORDS = (b'{"status": 0}', b"[]", b'{"status": "0", "memory": []}', b"\\xff" * 9, b"[" * 50_000)
+
+
+def test_its_reports_make_only_its_own_actions_wrong(exporting_worker: Worker, root: Path) -> None:
+    for word, name in itertools.product(WORDS, ("evil", "worse")):
         status, said = evil(exporting_worker, root, SPEAKS.replace("WORD", repr(word)), name)
         assert status in (0, 1), said
     inputs = ["models/f.py", "bazel-out/m.solve.spec"]

@@ -133,7 +133,7 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path, way: str) -> 
         Worker("action export", root, before=before) as exporter,
         Worker("action compile", root, before=before) as compiler,
     ):
-        for number in range(3):
+        for number in range(2):
             out = f"bazel-out/{number}"
             for name, exported in pairs:
                 spec = f"bazel-out/{exported}.spec"
@@ -287,7 +287,7 @@ def test_packages_that_are_made_anew_are_seen(root: Path, tmp_path: Path, way: s
     packages, source = tmp_path / "packages", "import extra\ndef f(x):\n    print(extra.number)\n    return x\n"
     with contextlib.ExitStack() as stack:
         worker: Worker | None = None
-        for number in range(3):
+        for number in range(2):
             shutil.rmtree(packages, ignore_errors=True)
             packages.mkdir()
             (packages / "extra.py").write_text(f"number = {number}\n")

@@ -67,7 +67,7 @@ def by_numpy(x: Any, key: Any, value: Any, how: str) -> Any:
     return changed
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(updates())
 def test_drawn_updates_are_those_of_numpy(drawn: tuple[Any, Any, Any, str]) -> None:
     """Traced, and outside a trace; an element that is set twice has the last value, as XLA does on a CPU."""

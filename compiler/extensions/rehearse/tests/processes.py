@@ -111,6 +111,8 @@ class Found:
 
 PROGRAMS = {"equinox_loop": 1, "paged_decode": 1, "blackjax_nuts": 1, "fsdp": 8, "many": 1}
 """Programs as people write them, in the folder `programs`, and the devices of each."""
+ALL = "STAGEC_ALL_PROGRAMS" in os.environ
+"""Whether each program is tried on each device, as //tests:release does. Otherwise each is tried on one."""
 
 
 def found_again(name: str, device: str, target: str, devices: int, cwd: Path, *words: str) -> Found:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import PROGRAMS, built, found_again, hits, run, stagec
+from compiler.extensions.rehearse.tests.processes import ALL, PROGRAMS, built, found_again, hits, run, stagec
 from stagec.hardware import cuda
 from stagec_rehearse import driver, programs
 from tests.backends.deviceless import installed
@@ -113,7 +113,9 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "many"])
+@pytest.mark.parametrize(
+    "name", [name for name in PROGRAMS if name != "many"] if ALL else ["equinox_loop", "blackjax_nuts"]
+)
 def test_a_program_finds_all_that_it_compiles(name: str, tmp_path: Path) -> None:
     """Also where XLA runs a program as a graph, with its loops and copies."""
     if name == "blackjax_nuts" and not importlib.util.find_spec("blackjax"):

@@ -647,7 +647,7 @@ def test_connections_are_kept(served: Path) -> None:
             data = b""
             while not data.endswith(b"}"):
                 data += connection.recv(1000)
-            connection.settimeout(6)
+            connection.settimeout(3)
             try:
                 assert (connection.recv(1000) == b"") == ends
             except TimeoutError:

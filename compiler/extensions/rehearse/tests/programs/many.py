@@ -1,9 +1,12 @@
-"""Compile the helper programs of a server at start: each for every bucket, some three hundred."""
+"""Compile the helper programs of a server at start: each for every bucket, some three hundred with all of them."""
+
+import os
 
 import jax
 import jax.numpy as jnp
 
 BUCKETS = [size for power in range(4, 10) for size in (1 << power, 3 << (power - 1))]  # 16, 24, 32, ... 768
+BUCKETS = BUCKETS[: int(os.environ.get("BUCKETS", "12"))]
 
 
 @jax.jit
