@@ -421,13 +421,16 @@ class _Protocol(HttpToolsProtocol):
         self._beside, self._in_body = 0, False
         super().on_message_complete()
 
+    @property
+    def _under_way(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not HTTP, as everything else: with JSON, and after the answers before."""
         self._ends_with = msg
-        under_way = self.cycle is not None and not self.cycle.response_complete
-        if under_way and not self.cycle.more_body:
+        if self._under_way and not self.cycle.more_body:
             return
-        if under_way:  # it will not be whole
+        if self._under_way:  # it will not be whole
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = json.dumps({"error": msg}).encode()
@@ -447,6 +450,6 @@ class _Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._since = None if self.pipeline else self.loop.time()
+        self._since = None if self._under_way else self.loop.time()
         if self._ends_with is not None and not self.pipeline and not self.transport.is_closing():
             self.send_400_response(self._ends_with)
