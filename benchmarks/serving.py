@@ -88,6 +88,8 @@ def _rows(model: str, measured: Mapping[str, list[float]], rounds: int) -> Itera
     note = f"{rounds} rounds; raw: a loop of calls{'' if _first_in_line() else '; not with real-time priority'}"
     yield row("seconds of a request, 64 clients", "stagec 64", "raw", 1.3, note)
     yield row("CPU seconds of a request, 64 clients", "stagec 64 cpu", "raw cpu", 1.3, note)
+    if "workers" in SERVERS[model]:  # on a machine whose cores servers and clients fill
+        yield row("seconds of a request of two workers, 64 clients", "workers 64", "stagec 64", 0.5)
     for rival in SERVERS[model][1:]:
         for clients in CLIENTS:
             with_clients = f"{clients} client{'s' if clients > 1 else ''}"

@@ -163,7 +163,7 @@ PACKAGES: Mapping[str, Package] = {
     "stagec_serve": _package(
         "a server of bundles: the Open Inference Protocol v2 over HTTP and gRPC, and batches that fill buckets",
         "checking core loader pjrt trust",
-        "google grpc grpc_health grpc_reflection jaxlib numpy opentelemetry orjson prometheus_client uvicorn",
+        "google grpc grpc_health grpc_reflection jaxlib numpy orjson prometheus_client uvicorn",
     ),
     "stagec_registry.commands": _package(
         "`stagec image`, `push`, `pull`",

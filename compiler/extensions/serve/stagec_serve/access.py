@@ -15,13 +15,13 @@ LOGGER = "stagec_serve.access"
 FIELDS = ("status", "ms", "client", "request_id", "id", "trace", "model", "rows", "batch")
 """What a line has, in this order, where it is known. `docs/serving.md` says what each is."""
 _LONGEST = 200
+_LOG = logging.getLogger(LOGGER)
 _noted: ContextVar[dict[str, object] | None] = ContextVar("noted", default=None)
 
 
 def note(**fields: object) -> None:
     """Add to the line of the request that is under way; no-op if there is none."""
-    noted = _noted.get()
-    if noted is not None:
+    if noted := _noted.get():
         noted.update(fields)
 
 
@@ -31,9 +31,9 @@ def request(what: str, client: str, headers: Mapping[str, str]) -> Iterator[str]
 
     what: method and path. client: its address. headers: with names in lower case.
     """
-    log, given = logging.getLogger(LOGGER), headers.get("x-request-id", "")[:_LONGEST]
+    given = headers.get("x-request-id", "")[:_LONGEST]
     given = given if given.isascii() and given.isprintable() else ""
-    if not log.isEnabledFor(logging.INFO):
+    if not _LOG.isEnabledFor(logging.INFO):
         yield given
         return
     began, request_id = time.monotonic(), given or os.urandom(8).hex()
@@ -47,8 +47,7 @@ def request(what: str, client: str, headers: Mapping[str, str]) -> Iterator[str]
         noted["ms"] = round((time.monotonic() - began) * 1000, 3)
         fields = {name: _short(noted[name]) for name in FIELDS if noted.get(name) not in (None, "")}
         text = "".join(f" {name}={_shown(value)}" for name, value in fields.items())
-        told = {"request": _short(what), **fields}
-        log.info("%s%s", _shown(what), text, extra={"fields": told})
+        _LOG.info("%s%s", _shown(what), text, extra={"fields": {"request": _short(what), **fields}})
 
 
 def _short(value: object) -> object:

@@ -7,13 +7,12 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stagec.core.builds import naming
-from stagec_serve import access, spans
+from stagec_serve import access
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import RequestError
@@ -31,21 +30,20 @@ _QUICK = 0.001
 class _Waiting:
     """A request, or a part of one.
 
-    since: when it came, on the loop's clock. queued: whether it waits for a call. turn: of its sequence, if it has one.
-    traced: as of `spans.context`. after: what to do after its call; None: there was one.
-    batch: the rows of this call. priority: the least is the first.
+    since: when it came, on the loop's clock. turn: of its sequence, if it has one. priority: the least is the first.
+    queued, ended: whether it waits for a call, and whether this has ended. held: ends then. batch: the call's rows.
     """
 
     arrays: Arrays
     count: int
     since: float
     result: asyncio.Future[Arrays]
-    turn: Turn | None = None
-    traced: Any = None
+    turn: Turn | None
+    priority: int
     queued: bool = True
     batch: int = 0
-    priority: int = 2**63
-    after: contextlib.ExitStack | None = field(default_factory=lambda: contextlib.ExitStack())  # noqa: PLW0108
+    ended: bool = False
+    held: contextlib.ExitStack | None = None
 
 
 class _Group:
@@ -92,34 +90,25 @@ class Batcher:
     Requests that differ in the number of rows alone run together: when they fill the largest bucket, or when the first
     has waited for `delay` seconds and a thread is free. Groups and models get free threads in turn.
 
+    delay: seconds that a request waits for others.
     model: runs the requests that come from now on. Another one with other weights may take its place; each request
     keeps the one that it began with, and only requests of the same one run together.
     """
 
     def __init__(
-        self,
-        model: Model,
-        delay: float | None,
-        most: int,
-        free: asyncio.Semaphore,
-        threads: Executor,
-        metrics: Metrics,
+        self, model: Model, delay: float | None, most: int, free: asyncio.Semaphore, threads: Executor, metrics: Metrics
     ) -> None:
         """delay: seconds; None: `DELAY`, and 0 for a request that comes alone. most: requests that may wait.
 
         free: counts the free ones of `threads`, of all models.
         """
         self.model = model
-        self._delay, self._most = DELAY if delay is None else delay, most
+        self.delay, self._most = DELAY if delay is None else delay, most
         self._patient = delay is not None
         self._free, self._threads, self._metrics = free, threads, metrics
         self._groups: dict[Hashable, _Group] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = self._running = 0
-
-    def config(self, idle: float) -> dict[str, Any]:
-        """Return Triton's ModelConfig. idle: seconds before a sequence ends."""
-        return self.model.config(self._delay, idle)
 
     async def call(
         self,
@@ -168,10 +157,10 @@ class Batcher:
             group = self._groups[kind] = _Group(model)
             self._start(self._serve(kind, group))
         loop = asyncio.get_running_loop()
-        item = _Waiting(arrays, model.count(arrays), loop.time(), loop.create_future(), turn, spans.context())
-        item.priority = priority or item.priority
+        result = loop.create_future()
+        item = _Waiting(arrays, model.count(arrays), loop.time(), result, turn, priority or 2**63)
         group.add(item)
-        item.result.add_done_callback(lambda _: self._leave(group, item))
+        result.add_done_callback(lambda _: self._leave(group, item))
         self._count(1)
         return item
 
@@ -180,7 +169,7 @@ class Batcher:
             group.remove(item)
             self._count(-1)
             if item.turn:
-                item.turn.end(succeeded=False)
+                item.turn.end(False)
 
     def _count(self, change: int) -> None:
         self._waiting += change
@@ -195,7 +184,7 @@ class Batcher:
         """Run the requests of a group until there are none."""
         while group.waiting:
             # A request that comes while none runs goes at once. Later ones wait for it, and for each other.
-            delay = self._delay if self._patient or self._running or len(group.waiting) > 1 else 0
+            delay = self.delay if self._patient or self._running or len(group.waiting) > 1 else 0
             left = group.waiting[0].since + delay - asyncio.get_running_loop().time()
             if group.rows < group.model.largest and left > 0:
                 group.full.clear()
@@ -228,28 +217,27 @@ class Batcher:
             rows = sum(item.count for item in items)
             for item in items:
                 item.batch = rows
-            with spans.call(model.name, [item.traced for item in items]) as attributes:
-                if threads is None:
-                    bucket, results = model.run(requests, state)
-                else:
-                    bucket, results = await loop.run_in_executor(threads, model.run, requests, state)
-                attributes |= {"bucket": naming.bucket(bucket), "rows": rows, "requests": len(items)}
+            if threads is None:
+                bucket, results = model.run(requests, state)
+            else:
+                bucket, results = await loop.run_in_executor(threads, model.run, requests, state)
             waited = [began - item.since for item in items]
             self._metrics.ran(model.name, bucket, rows, loop.time() - began, waited)
             succeeded = True
         except Exception as error:  # each caller gets it
             self._metrics.log.exception("%s failed", model.name, exc_info=error)
+            what = f"{model.name} failed; the server's log says why: {type(error).__name__}"
             for item in items:
                 if not item.result.done():
-                    item.result.set_exception(_failed(model.name, error))
+                    item.result.set_exception(RequestError("failed", what))
             return
         finally:
             self._running -= 1
             self._free.release()
             for item in items:
-                assert item.after is not None
-                item.after.close()
-                item.after = None
+                item.ended = True
+                if item.held:
+                    item.held.close()
             if turn:
                 turn.end(succeeded)
         for item, arrays in zip(items, results, strict=True):
@@ -265,13 +253,7 @@ def _abandon(items: deque[_Waiting], held: contextlib.ExitStack | None) -> None:
     """
     for item in items:
         item.result.cancel()
-    running = [item.after for item in items if not item.queued and item.after is not None]
+    running = [item for item in items if not item.queued and not item.ended]
     if held and running:
-        running[-1].callback(held.pop_all().close)
+        running[-1].held = held.pop_all()
     items.clear()
-
-
-def _failed(name: str, error: Exception) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    return RequestError("failed", f"{name} failed; the server's log says why: {type(error).__name__}")

@@ -6,9 +6,8 @@ says where the JSON ends, `binary_data_size` how many bytes each tensor has.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from stagec.core.data import strict_json
 from stagec.core.trees import json_shapes
 from stagec_serve.refusal import RequestError
-from stagec_serve.sequences import PARAMETERS, Step, step_of
+from stagec_serve.sequences import PARAMETERS, Step, flag, step_of
 from stagec_serve.tensors import Interface, Tensor
 
 MOST_JSON = 2**24
@@ -29,28 +28,24 @@ _BYTES_A_VALUE = 100
 """Bytes of memory that a value or a key of JSON takes while it is read, at most, beside its text."""
 _MOST_WRITTEN = 2**20
 """Numbers of an answer that are written as JSON: a million of them takes 20 MB, and other threads wait for 40 ms."""
-_MOST_CHANGE = 2**16
-"""Bytes of a request that loads or unloads a model."""
+_MOST_SMALL = 2**16
+"""Bytes of a request for the index, or to load or unload a model."""
 _MINUS_0 = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
 # A string without an end goes to the end of the text. To look for one again at each of its quotes is quadratic: it took
 # six seconds for 32 kB.
 _OR_STRING = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|' + _MINUS_0.pattern, re.DOTALL)
 _COLONS = (b":", b"\\u003a", b"\\u003A")
 _URGENCY = ("priority", "timeout")
-OF_ALL = (*PARAMETERS, *_URGENCY)
-"""The parameters of a request, over both protocols."""
+_OF_ALL = (*PARAMETERS, *_URGENCY, "binary_data_output")
 _NEEDED = ("classification", "shared_memory")
 """How parameters begin without which an answer is another one, or a request makes no sense."""
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = {...: object}
-_INDEX = json_shapes.shape({"ready?": bool, "name?": str})
-_CHANGE = json_shapes.shape({"parameters?": _PARAMETERS})
+_SMALL = json_shapes.shape({"ready?": bool, "name?": str, "parameters?": _PARAMETERS})
 _REQUEST = json_shapes.shape(
     {
-        "inputs": [
-            {"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object},
-        ],
+        "inputs": [{"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object}],
         "id?": str,
         "model_name?": str,  # KServe's client repeats it
         "parameters?": _PARAMETERS,
@@ -78,6 +73,77 @@ class Request(NamedTuple):
 
 InterfaceOf = Callable[[Step | None], Interface]
 """Returns the interface for a request: a sequence may use models that other requests do not get any more."""
+Values = Callable[[Mapping[str, Any], Mapping[str, Any], Tensor, tuple[int, ...]], NDArray[Any]]
+"""Reads the elements of an input: its table, its parameters, and its tensor and shape, which are right."""
+
+
+def request_of(
+    table: Mapping[str, Any], values: Values, interface_of: InterfaceOf, strict: bool, as_bytes: bool, *known: str
+) -> Request:
+    """Return the request of a table as JSON has it, in both protocols, with every name, datatype and shape checked.
+
+    as_bytes: whether answers have nothing but bytes. known: parameters, beside those of both protocols.
+    strict: whether unknown parameters are refused. Raises RequestError ("request", "unsupported").
+    """
+    parameters = known_parameters("the request", table.get("parameters", {}), strict, *_OF_ALL, *known)
+    default = _binary(parameters, "binary_data_output", as_bytes, as_bytes)
+    priority, timeout = (_whole(parameters, name) for name in _URGENCY)
+    step = step_of(parameters)
+    inputs, outputs = interface_of(step)
+    of = {tensor.name: tensor for tensor in inputs}
+    arrays: dict[str, NDArray[Any]] = {}
+    for each in table["inputs"]:
+        name = each["name"]
+        if name not in of or name in arrays:
+            why = "appears twice" if name in arrays else "is not an input"
+            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the inputs are {_names(inputs)}")
+        shape = of[name].checked_shape(each["shape"], each["datatype"])
+        given = known_parameters(name, each.get("parameters", {}), strict, "binary_data_size")
+        arrays[name] = values(each, given, of[name], shape)
+    for tensor in inputs:
+        if tensor.name not in arrays:
+            raise RequestError("request", f"{tensor.name} is missing; the inputs are {_names(inputs)}")
+    numbers = {tensor.name: number for number, tensor in enumerate(outputs)}
+    chosen: dict[int, bool] = {}
+    for each in table.get("outputs", ()):
+        name = each["name"]
+        given = known_parameters(name, each.get("parameters", {}), strict, "binary_data")
+        if name not in numbers or numbers[name] in chosen:
+            why = "is not an output" if name not in numbers else "appears twice"
+            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the outputs are {_names(outputs)}")
+        chosen[numbers[name]] = _binary(given, "binary_data", default, as_bytes)
+    wanted = [*chosen.items()] or [(number, default) for number in range(len(outputs))]
+    return Request(table.get("id"), [arrays[t.name] for t in inputs], wanted, step, priority, timeout / 10**6)
+
+
+def _names(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(tensor.name for tensor in tensors) or "none"
+
+
+def _binary(parameters: Mapping[str, Any], name: str, default: bool, as_bytes: bool) -> bool:
+    value = flag(parameters, name, default)
+    if as_bytes and not value:
+        raise RequestError("unsupported", f"{name} is false; answers over gRPC are raw_output_contents")
+    return value
+
+
+def known_parameters(whose: str, parameters: Mapping[str, Any], strict: bool, *known: str) -> Mapping[str, Any]:
+    """Return the parameters of a part of a request.
+
+    Raises RequestError ("unsupported") for one that would change the answer, and where it is strict for any other.
+    """
+    unknown = sorted(name for name in parameters.keys() - {*known} if strict or name.startswith(_NEEDED))
+    if unknown:
+        what = f"{strict_json.shown(whose)}: no parameter {strict_json.shown(unknown[0])!r} is supported"
+        raise RequestError("unsupported", what)
+    return parameters
+
+
+def _whole(parameters: Mapping[str, Any], name: str) -> int:
+    value = parameters.get(name, 0)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise RequestError("request", f"{name} is {strict_json.shown(repr(value))}; expected a whole number")
+    return value
 
 
 def memory(body: bytes, header_length: str | None) -> int:
@@ -85,7 +151,13 @@ def memory(body: bytes, header_length: str | None) -> int:
 
     header_length: as for `read`. Raises RequestError ("request", "too-large") as it does.
     """
-    end = len(body) if header_length is None else _length(header_length, len(body))
+    end = len(body)
+    if header_length is not None:
+        given = header_length
+        if not (given.isascii() and given.isdigit() and len(given) < 20 and int(given) <= end):
+            expected = f"expected a number up to the {end:,} bytes of the body"
+            raise RequestError("request", f"the header {HEADER_LENGTH} is {given[:40]!r}; {expected}")
+        end = int(given)
     if end > MOST_JSON:
         raise RequestError("too-large", f"{end:,} bytes of JSON are over the limit of {MOST_JSON:,}: send bytes")
     containers = body.count(b"[", 0, end) + body.count(b"{", 0, end)
@@ -100,27 +172,37 @@ def memory(body: bytes, header_length: str | None) -> int:
 def read(
     body: bytes, header_length: str | None, interface_of: InterfaceOf, model: str, strict: bool = False
 ) -> Request:
-    """Return the request in a body, with every name, datatype, shape and length checked.
+    """Return the request in a body, as `request_of` does.
 
     model: the name of the model in the path, with which one in the body must be equal.
     header_length: the value of the header `Inference-Header-Content-Length`; None: the body is JSON alone. `memory`
-    has checked both. strict: whether unknown parameters are refused. Raises RequestError ("request", "unsupported").
+    has checked both.
     """
     end = len(body) if header_length is None else int(header_length)
-    request = _parsed(body, end, _REQUEST)
+    request, rest = _parsed(body, end, _REQUEST), memoryview(body)[end:]
     if request.get("model_name", model) != model:
         what = f"model_name is {strict_json.shown(repr(request['model_name']))}; the path names {model}"
         raise RequestError("request", what)
-    parameters = known_parameters("the request", request.get("parameters", {}), strict, "binary_data_output", *OF_ALL)
-    default, step = flag(parameters, "binary_data_output", False), step_of(parameters)
-    interface = interface_of(step)
-    inputs = _Inputs(memoryview(body)[end:], strict)
-    arrays = arrays_of(map(inputs.given, request["inputs"]), interface.inputs)
-    if len(inputs.rest):
-        raise RequestError("request", f"{len(inputs.rest):,} bytes follow the last tensor")
-    wanted = ((table["name"], _is_binary(table, strict, default)) for table in request.get("outputs", ()))
-    outputs = outputs_of(wanted, default, interface.outputs)
-    return Request(request.get("id"), arrays, outputs, step, *urgency(parameters))
+
+    def values(
+        table: Mapping[str, Any], parameters: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]
+    ) -> NDArray[Any]:
+        nonlocal rest
+        if ("data" in table) == ("binary_data_size" in parameters):
+            raise RequestError("request", f"{tensor.name}: expected either data or the parameter binary_data_size")
+        if "data" in table:
+            return tensor.from_numbers(table["data"], shape)
+        size = parameters["binary_data_size"]
+        if type(size) is not int or not 0 <= size <= len(rest):
+            what = f"binary_data_size is {strict_json.shown(repr(size))}; {len(rest):,} bytes are left"
+            raise RequestError("request", f"{tensor.name}: {what}")
+        data, rest = rest[:size], rest[size:]
+        return tensor.from_bytes(data, shape)
+
+    asked = request_of(request, values, interface_of, strict, False)
+    if len(rest):
+        raise RequestError("request", f"{len(rest):,} bytes follow the last tensor")
+    return asked
 
 
 def _parsed(body: bytes, end: int, shape: json_shapes.Shape) -> Any:
@@ -151,130 +233,12 @@ def _colons(value: object, depth: int = 0) -> int:
     return value.count(":") if isinstance(value, str) else 0
 
 
-def _is_binary(table: Mapping[str, Any], strict: bool, default: bool) -> bool:
-    parameters = known_parameters(table["name"], table.get("parameters", {}), strict, "binary_data")
-    return flag(parameters, "binary_data", default)
-
-
-def read_index(body: bytes) -> bool:
-    """Return whether a request for the index wants ready models alone. Raises RequestError ("request")."""
-    request = _small(body, _INDEX)
-    return bool(request.get("ready", False))
-
-
-def _small(body: bytes, shape: json_shapes.Shape) -> Any:
-    if len(body) > _MOST_CHANGE:
-        raise RequestError("too-large", f"{len(body):,} bytes of JSON are over the limit of {_MOST_CHANGE:,}")
-    return _parsed(body or b"{}", len(body) or 2, shape)
-
-
-def read_change(body: bytes) -> Mapping[str, Any]:
-    """Return the parameters of a request that loads or unloads a model. Raises RequestError ("request")."""
-    request = _small(body, _CHANGE)
-    parameters: Mapping[str, Any] = request.get("parameters", {})
-    return parameters
-
-
-def _length(written: str, most: int) -> int:
-    if not (written.isascii() and written.isdigit() and len(written) < 20 and int(written) <= most):
-        what = f"the header {HEADER_LENGTH} is {written[:40]!r}; expected a number up to the {most:,} bytes of the body"
-        raise RequestError("request", what)
-    return int(written)
-
-
-def known_parameters(whose: str, parameters: Mapping[str, Any], strict: bool, *known: str) -> Mapping[str, Any]:
-    """Return the parameters of a part of a request.
-
-    Raises RequestError ("unsupported") for one that would change the answer, and where it is strict for any other.
-    """
-    unknown = sorted(name for name in parameters.keys() - {*known} if strict or name.startswith(_NEEDED))
-    if unknown:
-        whose = strict_json.shown(whose)
-        raise RequestError("unsupported", f"{whose}: no parameter {strict_json.shown(unknown[0])!r} is supported")
-    return parameters
-
-
-def urgency(parameters: Mapping[str, Any]) -> tuple[int, float]:
-    """Return priority and timeout of a request, as `Request` has them. Raises RequestError ("request")."""
-    values = [parameters.get(name, 0) for name in _URGENCY]
-    for name, value in zip(_URGENCY, values, strict=True):
-        if type(value) is not int or not 0 <= value < 2**63:
-            raise RequestError("request", f"{name} is {strict_json.shown(repr(value))}; expected a whole number")
-    return values[0], values[1] / 10**6
-
-
-def flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Return a parameter that is true or false. Raises RequestError ("request")."""
-    value = parameters.get(name, default)
-    if type(value) is not bool:
-        raise RequestError("request", f"{name} is {strict_json.shown(repr(value))}; expected true or false")
-    return value
-
-
-class Given(NamedTuple):
-    """An input as a client gives it. values: reads its elements, once name, datatype and shape are right."""
-
-    name: str
-    datatype: object
-    shape: object
-    values: Callable[[Tensor, tuple[int, ...]], NDArray[Any]]
-
-
-def arrays_of(given: Iterable[Given], tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Return the inputs of a request, each once, in the order of `tensors`. Raises RequestError ("request")."""
-    known = {tensor.name: tensor for tensor in tensors}
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, datatype, shape, values in given:
-        if name not in known or name in arrays:
-            why = "appears twice" if name in arrays else "is not an input"
-            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the inputs are {_names(tensors)}")
-        arrays[name] = values(known[name], known[name].checked_shape(shape, datatype))
-    missing = [tensor.name for tensor in tensors if tensor.name not in arrays]
-    if missing:
-        raise RequestError("request", f"{missing[0]} is missing; the inputs are {_names(tensors)}")
-    return [arrays[tensor.name] for tensor in tensors]
-
-
-def outputs_of(wanted: Iterable[tuple[str, bool]], default: bool, tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
-    """Return the outputs of a request in the form of `Request`; all, if the client names none.
-
-    wanted: names, and whether as bytes; default: that of all. Raises RequestError ("request").
-    """
-    numbers = {tensor.name: number for number, tensor in enumerate(tensors)}
-    chosen: dict[int, bool] = {}
-    for name, binary in wanted:
-        if name not in numbers or numbers[name] in chosen:
-            why = "is not an output" if name not in numbers else "appears twice"
-            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the outputs are {_names(tensors)}")
-        chosen[numbers[name]] = binary
-    return list(chosen.items()) or [(number, default) for number in range(len(tensors))]
-
-
-class _Inputs:
-    """The inputs of a JSON request. rest: the bytes behind it that no tensor has taken."""
-
-    def __init__(self, rest: memoryview, strict: bool) -> None:
-        self.rest, self._strict = rest, strict
-
-    def given(self, table: Mapping[str, Any]) -> Given:
-        return Given(table["name"], table["datatype"], table["shape"], functools.partial(self._values, table))
-
-    def _values(self, table: Mapping[str, Any], tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
-        parameters = known_parameters(tensor.name, table.get("parameters", {}), self._strict, "binary_data_size")
-        if ("data" in table) == ("binary_data_size" in parameters):
-            raise RequestError("request", f"{tensor.name}: expected either data or the parameter binary_data_size")
-        if "data" in table:
-            return tensor.from_numbers(table["data"], shape)
-        size = parameters["binary_data_size"]
-        if type(size) is not int or not 0 <= size <= len(self.rest):
-            what = f"binary_data_size is {strict_json.shown(repr(size))}; {len(self.rest):,} bytes are left"
-            raise RequestError("request", f"{tensor.name}: {what}")
-        data, self.rest = self.rest[:size], self.rest[size:]
-        return tensor.from_bytes(data, shape)
-
-
-def _names(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(tensor.name for tensor in tensors) or "none"
+def read_small(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON of a request for the index, or to load or unload a model. Raises RequestError ("request")."""
+    if len(body) > _MOST_SMALL:
+        raise RequestError("too-large", f"{len(body):,} bytes of JSON are over the limit of {_MOST_SMALL:,}")
+    request: Mapping[str, Any] = _parsed(body or b"{}", len(body) or 2, _SMALL)
+    return request
 
 
 def write(
@@ -291,13 +255,18 @@ def write(
         what = f"the answer has {written:,} numbers, and as JSON {_MOST_WRITTEN:,} at most"
         raise RequestError("not-json", f"{what}: ask for bytes (binary_data_output)")
     for number, binary in request.outputs:
-        tensor, array = interface.outputs[number], results[number]
-        table: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
+        tensor, array = interface.outputs[number], np.ascontiguousarray(results[number])
+        table: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": results[number].shape}
         if binary:
-            after.append(np.ascontiguousarray(array).tobytes())
+            after.append(array.tobytes())
             table["parameters"] = {"binary_data_size": len(after[-1])}
         else:
-            table["data"] = _numbers(tensor, array)
+            if array.dtype.kind not in "biu":
+                array = array.astype(np.promote_types(np.float32, array.dtype), copy=False)
+                if not np.isfinite(array).all():
+                    why = "has a NaN or an infinity, and JSON has neither: ask for its bytes (binary_data)"
+                    raise RequestError("not-json", f"{tensor.name} {why}")
+            table["data"] = array.ravel()
         outputs.append(table)
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.request_id is not None:
@@ -306,14 +275,3 @@ def write(
         answer["parameters"] = {"sequence_id": request.step.sequence}
     header = orjson.dumps(answer | {"outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join([header, *after]), len(header) if after else None
-
-
-def _numbers(tensor: Tensor, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the numbers of an array for JSON."""
-    values = np.ascontiguousarray(array).ravel()
-    if array.dtype.kind not in "biu":
-        values = values.astype(np.promote_types(np.float32, values.dtype), copy=False)
-        if not np.isfinite(values).all():
-            what = f"{tensor.name} has a NaN or an infinity, and JSON has neither: ask for its bytes (binary_data)"
-            raise RequestError("not-json", what)
-    return values

@@ -14,9 +14,8 @@ from stagec_serve import access
 
 _MOST_WAITING = 10_000
 """Lines that nobody has read yet; more are dropped and counted."""
-_MOST_ALIKE, _SECONDS = 20, 10.0
-"""Messages of one kind in so many seconds; more are counted."""
-_MOST_KINDS = 1000
+_MOST_ALIKE, _SECONDS, _MOST_KINDS = 20, 10.0, 1000
+"""Messages of one kind in so many seconds; more are counted. And kinds that are counted."""
 _LAST = 1.0
 """Seconds in which what is left is written when the process ends."""
 
@@ -48,16 +47,15 @@ class Alike(logging.Filter):
         kind, now = (record.name, str(record.msg)), time.monotonic()
         with self._lock:
             since, count = self._counts.pop(kind, (now, 0))
-            left_out = max(0, count - _MOST_ALIKE)
             if now - since > _SECONDS:
-                since, count = now, 0
-                if left_out:
-                    record.msg = f"{record.getMessage()} ({left_out:,} more like this were not logged)"
+                if count > _MOST_ALIKE:
+                    record.msg = f"{record.getMessage()} ({count - _MOST_ALIKE:,} more like this were not logged)"
                     record.args = ()
+                since, count = now, 0
             self._counts[kind] = since, count + 1
             if len(self._counts) > _MOST_KINDS:
                 self._counts.pop(next(iter(self._counts)))
-            return count < _MOST_ALIKE
+        return count < _MOST_ALIKE
 
 
 class Handler(logging.Handler):
@@ -65,9 +63,8 @@ class Handler(logging.Handler):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._stream = stream
+        self._stream, self._dropped = stream, 0
         self._lines: queue.Queue[str] = queue.Queue(_MOST_WAITING)
-        self._dropped = 0
         threading.Thread(target=self._write, name="stagec-log", daemon=True).start()
         atexit.register(self.flush)
 
@@ -94,7 +91,7 @@ class Handler(logging.Handler):
                 if dropped:
                     what = f"{dropped:,} messages were dropped: nobody read the log"
                     record = logging.LogRecord(__name__, logging.WARNING, "", 0, what, None, None)
-                    self._stream.write(f"{self.format(record)}\n")
+                    line = f"{self.format(record)}\n{line}"
                 self._stream.write(f"{line}\n")
                 if self._lines.empty():
                     self._stream.flush()
@@ -111,8 +108,7 @@ def log_to(stream: TextIO, as_json: bool, requests: bool = False) -> None:
     requests: whether there is a line for each request, too; of the JSON it has the fields, and no message.
     """
     handler = Handler(stream)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(_Json() if as_json else text)
+    handler.setFormatter(_Json() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(Alike())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger(access.LOGGER).setLevel(logging.INFO if requests else logging.WARNING)

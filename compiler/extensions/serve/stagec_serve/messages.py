@@ -17,45 +17,26 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from stagec_serve.encoding import (
-    OF_ALL,
-    Given,
-    InterfaceOf,
-    Request,
-    arrays_of,
-    flag,
-    known_parameters,
-    outputs_of,
-    urgency,
-)
+from stagec_serve.encoding import InterfaceOf, Request, request_of
 from stagec_serve.model import Model
 from stagec_serve.refusal import DIGEST, RequestError
-from stagec_serve.sequences import step_of
+from stagec_serve.sequences import flag
 from stagec_serve.tensors import Tensor
 
 _RAW = 7
 _MOST_FIELDS = 10_000
 _MOST_TYPED = 2**22
 """Bytes of a request without its raw contents: they take many times as much memory as messages."""
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
-    "INT64": "int64_contents",
-    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
+_CONTENTS: Mapping[str, tuple[str, Any]] = {
+    "BOOL": ("bool_contents", np.bool_),
+    **dict.fromkeys(("INT8", "INT16", "INT32"), ("int_contents", np.int32)),
+    "INT64": ("int64_contents", np.int64),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), ("uint_contents", np.uint32)),
+    "UINT64": ("uint64_contents", np.uint64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
 }
-"""The field of `InferTensorContents` for a datatype; the others are raw alone."""
-_WIDE = {
-    "bool_contents": np.bool_,
-    "int_contents": np.int32,
-    "int64_contents": np.int64,
-    "uint_contents": np.uint32,
-    "uint64_contents": np.uint64,
-    "fp32_contents": np.float32,
-    "fp64_contents": np.float64,
-}
+"""The field of `InferTensorContents` for a datatype, and its dtype; the others are raw alone."""
 _FINAL = "triton_enable_empty_final_response"
 """A parameter of Triton's clients for streams, which perf_analyzer always sends: here each answer is the only one."""
 
@@ -134,54 +115,45 @@ def _varint(body: bytes, place: int) -> tuple[int, int]:
 
 
 def read(message: Any, strict: bool, interface_of: InterfaceOf) -> Request:
-    """Return the request in a ModelInferRequest, with every name, datatype, shape and length checked.
-
-    strict: whether unknown parameters are refused. Raises RequestError ("request", "unsupported").
-    """
-    raw = message.raw_input_contents
+    """Return the request in a ModelInferRequest, as `request_of` does."""
+    raw = [*message.raw_input_contents]
     if raw and len(raw) != len(message.inputs):
         raise RequestError("request", f"{len(raw):,} raw_input_contents for {len(message.inputs):,} inputs")
-    raw = raw or [None] * len(message.inputs)
-    given = (
-        Given(tensor.name, tensor.datatype, [*tensor.shape], functools.partial(_values, tensor, data, strict))
-        for tensor, data in zip(message.inputs, raw, strict=True)
-    )
-    known = "binary_data_output", _FINAL, *OF_ALL
-    parameters = known_parameters("the request", plain(message.parameters), strict, *known)
-    _raw_alone(parameters, "binary_data_output")
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": [*tensor.shape],
+            "parameters": plain(tensor.parameters),
+            "contents": (tensor.contents, data),
+        }
+        for tensor, data in zip(message.inputs, raw or [None] * len(message.inputs), strict=True)
+    ]
+    outputs = [{"name": output.name, "parameters": plain(output.parameters)} for output in message.outputs]
+    parameters = plain(message.parameters)
     flag(parameters, _FINAL, True)
-    step = step_of(parameters)
-    interface = interface_of(step)
-    arrays = arrays_of(given, interface.inputs)
-    for output in message.outputs:
-        _raw_alone(known_parameters(output.name, plain(output.parameters), strict, "binary_data"), "binary_data")
-    wanted = ((output.name, True) for output in message.outputs)
-    return Request(message.id, arrays, outputs_of(wanted, True, interface.outputs), step, *urgency(parameters))
+    table = {"id": message.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
+    return request_of(table, _values, interface_of, strict, True, _FINAL)
 
 
-def _values(given: Any, raw: bytes | None, strict: bool, tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
-    known_parameters(tensor.name, plain(given.parameters), strict, "binary_data_size")  # clients of KServe send it
-    fields = [field.name for field, _ in given.contents.ListFields()]
+def _values(table: Mapping[str, Any], _: object, tensor: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
+    contents, raw = table["contents"]
+    fields = [field.name for field, _ in contents.ListFields()]
     if raw is not None:
         if fields:
             raise RequestError("request", f"{tensor.name}: expected either contents or raw_input_contents")
         return tensor.from_bytes(memoryview(raw), shape)
-    field = _CONTENTS.get(tensor.datatype)
-    if field is None or fields not in ([], [field]):
-        have, want = ", ".join(fields) or "nothing", field or "raw_input_contents"
-        raise RequestError("request", f"{tensor.name}: contents has {have}; expected {want} for {tensor.datatype}")
-    return tensor.from_values(np.array(getattr(given.contents, field), _WIDE[field]), shape)
+    field, dtype = _CONTENTS.get(tensor.datatype, ("raw_input_contents", None))
+    if dtype is None or fields not in ([], [field]):
+        have = ", ".join(fields) or "nothing"
+        raise RequestError("request", f"{tensor.name}: contents has {have}; expected {field} for {tensor.datatype}")
+    return tensor.from_values(np.array(getattr(contents, field), dtype), shape)
 
 
 def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a map of Parameters."""
     chosen = ((name, value, value.WhichOneof("parameter_choice")) for name, value in parameters.items())
     return {name: getattr(value, choice) if choice else None for name, value, choice in chosen}
-
-
-def _raw_alone(parameters: Mapping[str, Any], name: str) -> None:
-    if not flag(parameters, name, True):
-        raise RequestError("unsupported", f"{name} is false; answers over gRPC are raw_output_contents")
 
 
 def write(model: Model, request: Request, results: Sequence[NDArray[Any]], in_stream: bool = False) -> bytes:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from stagec.checking import trials
 from stagec.core.builds import naming
-from stagec.core.messages.calls import Call
 from stagec.core.sizes.avals import Aval, physical
 from stagec.core.sizes.size import names_in
 from stagec.core.trees.tree import argument_path
@@ -30,7 +29,7 @@ from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
 from stagec_serve.refusal import RequestError
 from stagec_serve.rows import why_dependent
-from stagec_serve.tensors import Tensor, interface_of
+from stagec_serve.tensors import interface_of
 
 Arrays = Sequence[NDArray[Any]]
 """One for each input, or for each output, in the order of the interface."""
@@ -50,7 +49,7 @@ class Model:
 
     name: of the function; of a variant FUNCTION-VARIANT; with an adapter, that follows a dot. version: of the bundle.
     digest: of the bundle with the weights that this model has; "": it is not known.
-    interface: its tensors. buckets: the sizes that there are executables for.
+    usage: how the function is called. interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` has the reason.
     trust: why they may be: "proven" on the StableHLO (`stagec_serve/rows.py`), or "declared" in the manifest; else "".
     states: the arrays that it keeps between the calls of a sequence, by name.
@@ -67,8 +66,8 @@ class Model:
         Raises RequestError ("unsupported") for a function that cannot be served, LoadError, CallError.
         """
         self.name, self.version, self.digest = function.name, version, ""
-        self._function, self._usage = function, function.usage
-        self.interface = interface_of(self._usage)
+        self._function, self.usage = function, function.usage
+        self.interface = interface_of(self.usage)
         selected = function.select()
         chosen, candidates = selected.chosen, selected.candidates
         self.target = chosen.offer.target if chosen else ""
@@ -86,34 +85,38 @@ class Model:
         if not self.buckets:
             what = f"{self.name}: the bundle has no executable of it that this server can use"
             raise RequestError("unsupported", what)
-        paths = [argument_path(path) for path in self._usage.in_tree.paths()]
-        self._padding = Padding(function.padding, self._usage.in_avals, self._usage.out_avals, paths, self.buckets)
-        self.states = self._usage.states
+        paths = [argument_path(path) for path in self.usage.in_tree.paths()]
+        self._padding = Padding(function.padding, self.usage.in_avals, self.usage.out_avals, paths, self.buckets)
+        self.states = self.usage.states
         self._leaves: list[Any] = [function.weights.get(path, OMITTED) for path in paths]
         for leaf in {leaf for state in self.states.values() for leaf in state.taken}:
             if self._leaves[leaf] is OMITTED:
-                self._leaves[leaf] = _zeros(self._usage.in_avals[leaf])
+                self._leaves[leaf] = _zeros(self.usage.in_avals[leaf])
         self._flat: dict[str, Flat] = {}
         self._seconds: dict[str, float] = {}
         # A method would hold this model, and so its weights, until the next garbage collection.
         sizes = [leaf if leaf is OMITTED else np.broadcast_to(np.zeros(()), leaf.shape) for leaf in self._leaves]
-        self._fits = functools.lru_cache(512)(functools.partial(_fit, self._padding, self.interface.inputs, sizes))
+        padding, inputs = self._padding, self.interface.inputs
+
+        @functools.lru_cache(512)
+        def fits(shapes: Sequence[tuple[int, ...]]) -> Fit | None:
+            given = [*sizes]
+            for tensor, shape in zip(inputs, shapes, strict=True):
+                given[tensor.leaf] = np.broadcast_to(np.zeros((), tensor.dtype), shape)  # takes no memory
+            return padding.fit(given)
+
+        self._fits = fits
         if self.states:
             self.alone = f"it keeps state: {', '.join(self.states)}"
         else:
             self.alone = self._why_not_declared(rows) if rows else "no dimension is named to gather along"
-        self.trust = "declared" if self._usage.serve.get("rows") else "proven"
+        self.trust = "declared" if self.usage.serve.get("rows") else "proven"
         if not self.alone and self.trust == "proven":
             self.alone = self._why_not_proven(rows, offers.values())
         self.alone = self._warm("" if self.alone else rows) or self.alone
         self.rows = "" if self.alone else rows
         self.trust = self.trust if self.rows else ""
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
-
-    @property
-    def usage(self) -> Call:
-        """How the function is called."""
-        return self._usage
 
     def of(self, bundle: Bundle, name: str = "", warm: bool = True) -> Model:
         """Return the same function of a bundle with other weights, after a call with each bucket.
@@ -135,7 +138,7 @@ class Model:
     def avals(self, state: str) -> list[Aval]:
         """Return the avals of the arrays of a state."""
         kept = self.states[state]
-        return [self._usage.in_avals[i] for i in kept.taken] or [self._usage.out_avals[i] for i in kept.given]
+        return [self.usage.in_avals[i] for i in kept.taken] or [self.usage.out_avals[i] for i in kept.given]
 
     def initial(self, state: str) -> Sequence[Any]:
         """Return the initial value of a state: weights that the manifest binds, or zeros."""
@@ -159,26 +162,21 @@ class Model:
 
         delay: seconds that requests wait. idle: seconds before a sequence ends.
         """
-
-        def tensors(of: Sequence[Tensor]) -> list[dict[str, Any]]:
-            shapes = [tensor.metadata()["shape"][bool(self.rows) :] for tensor in of]
-            kinds = [f"TYPE_{tensor.datatype}" for tensor in of]
-            return [
-                {"name": tensor.name, "data_type": kind, "dims": dims}
-                for tensor, kind, dims in zip(of, kinds, shapes, strict=True)
+        told: dict[str, Any] = {"name": self.name, "platform": PLATFORM}
+        told["max_batch_size"] = self.largest if self.rows else 0
+        for side, tensors in zip(("input", "output"), self.interface, strict=True):
+            shapes = [tensor.metadata()["shape"][bool(self.rows) :] for tensor in tensors]
+            told[side] = [
+                {"name": tensor.name, "data_type": f"TYPE_{tensor.datatype}", "dims": dims}
+                for tensor, dims in zip(tensors, shapes, strict=True)
             ]
-
-        sizes = sorted({bucket[self.rows] for bucket in self.buckets}) if self.rows else []
-        gathered = {"preferred_batch_size": sizes, "max_queue_delay_microseconds": round(delay * 10**6)}
-        return {
-            "name": self.name,
-            "platform": PLATFORM,
-            "max_batch_size": self.largest if self.rows else 0,
-            "input": tensors(self.interface.inputs),
-            "output": tensors(self.interface.outputs),
-            **({"dynamic_batching": gathered} if self.rows else {}),
-            **({"sequence_batching": {"max_sequence_idle_microseconds": round(idle * 10**6)}} if self.states else {}),
-        }
+        if self.rows:
+            sizes = sorted({bucket[self.rows] for bucket in self.buckets})
+            waits = {"max_queue_delay_microseconds": round(delay * 10**6)}
+            told["dynamic_batching"] = {"preferred_batch_size": sizes, **waits}
+        if self.states:
+            told["sequence_batching"] = {"max_sequence_idle_microseconds": round(idle * 10**6)}
+        return told
 
     def fit(self, arrays: Arrays) -> Fit:
         """Return how arrays go into the smallest bucket. Raises RequestError ("request") if none holds them."""
@@ -243,26 +241,21 @@ class Model:
             for leaf, array in zip(state.taken, kept[name], strict=True) if state.taken else ():
                 leaves[leaf] = array
         leaves = fit.fill(leaves)
+        args, kwargs = cast("tuple[Any, Any]", self.usage.in_tree.unflatten(leaves))
+        name = naming.bucket(fit.bucket)
         if self.states and kept is not None:
-            outputs: Sequence[Any] = self._flat_for(fit.bucket, leaves)(*leaves)
-            kept.update({name: [outputs[leaf] for leaf in s.given] for name, s in self.states.items() if s.given})
+            if name not in self._flat:  # the function with results that always stay on the device
+                self._flat[name] = self._function.flat(*args, **kwargs)
+            outputs: Sequence[Any] = self._flat[name](*leaves)
+            kept.update({state: [outputs[leaf] for leaf in s.given] for state, s in self.states.items() if s.given})
         else:
-            args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
-            outputs = self._usage.out_tree.flatten(self._function(*args, **kwargs))
+            outputs = self.usage.out_tree.flatten(self._function(*args, **kwargs))
         outputs = fit.cut(outputs)
         results = [np.asarray(outputs[tensor.leaf]) for tensor in self.interface.outputs]
-        name, took = naming.bucket(fit.bucket), time.perf_counter() - began
+        took = time.perf_counter() - began
         # One call that waits for a core says little: a few of them do.
         self._seconds[name] = min(took, 1.5 * self._seconds.get(name, math.inf))
         return fit.bucket, results
-
-    def _flat_for(self, bucket: Mapping[str, int], leaves: Sequence[Any]) -> Flat:
-        """Return the function with results that always stay on the device."""
-        name = naming.bucket(bucket)
-        if name not in self._flat:
-            args, kwargs = cast("tuple[Any, Any]", self._usage.in_tree.unflatten(leaves))
-            self._flat[name] = self._function.flat(*args, **kwargs)
-        return self._flat[name]
 
     def _random(self, bucket: Mapping[str, int], seed: int) -> Arrays:
         """Return inputs of the sizes of a bucket, the same for the same seed."""
@@ -280,14 +273,14 @@ class Model:
         if not self.interface.inputs or not self.interface.outputs:
             return "it has no inputs, or no outputs"
         mask = self._padding.declared[rows]["mask"]
-        if any(dim == rows and not self._usage.in_avals[leaf].shape for leaf, dim in self._padding.mask_leaves.items()):
+        if any(dim == rows and not self.usage.in_avals[leaf].shape for leaf, dim in self._padding.mask_leaves.items()):
             return f"{mask} is the number of rows, which other requests change"
         return ""
 
     def _why_not_proven(self, rows: str, offers: Iterable[Offer]) -> str:
         """Return why it is not proven that rows are independent; "" if it is."""
         variant, _ = self._function.chosen({})
-        of_inputs = [aval.shape.index(rows) if rows in aval.shape else None for aval in self._usage.in_avals]
+        of_inputs = [aval.shape.index(rows) if rows in aval.shape else None for aval in self.usage.in_avals]
         for offer in offers:
             if offer.bucket[rows] == 1:  # a row is alone, and not padded
                 continue
@@ -370,19 +363,6 @@ def _huge(array: NDArray[Any]) -> Any:
 
 def _is_float(array: NDArray[Any]) -> bool:
     return array.dtype.kind not in "biu"  # bfloat16 is of the kind V
-
-
-def _fit(
-    padding: Padding, inputs: Sequence[Tensor], leaves: Sequence[Any], shapes: Sequence[tuple[int, ...]]
-) -> Fit | None:
-    """Return how inputs of these shapes go into the smallest bucket; None if none holds them.
-
-    leaves: of the function, flat, with the shapes of those that are not inputs.
-    """
-    given = [*leaves]
-    for tensor, shape in zip(inputs, shapes, strict=True):
-        given[tensor.leaf] = np.broadcast_to(np.zeros((), tensor.dtype), shape)  # takes no memory
-    return padding.fit(given)
 
 
 def _zeros(aval: Aval) -> NDArray[Any]:

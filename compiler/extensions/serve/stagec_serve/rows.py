@@ -3,9 +3,9 @@
 Requests that run together share a call, so a row of one client must not reach the answer of another. A walk over the
 StableHLO proves it: of each value it knows along which dimension the rows are, as long as each of them depends on its
 own row of the inputs alone. What joins rows, or tells them apart by their place, ends the proof; a value that depends
-on both is `Mixed`. Random rows would not find what is rare: experts with a capacity, a scale of all rows, a check for
-NaN. Nor does a declaration of padding say it: it is right for a cumulative sum, whose rows depend on each other. The
-semantics of each operation: https://openxla.org/stablehlo/spec.
+on both is an `Ending`. Random rows would not find what is rare: experts with a capacity, a scale of all rows, a check
+for NaN. Nor does a declaration of padding say it: it is right for a cumulative sum, whose rows depend on each other.
+The semantics of each operation: https://openxla.org/stablehlo/spec.
 """
 
 from __future__ import annotations
@@ -37,17 +37,11 @@ class Same(NamedTuple):
     periods: tuple[int, ...]
 
 
-class Mixed(NamedTuple):
-    """A value in which a row may depend on others, or on its place. why: the first operation that did it."""
-
-    why: Ending
-
-
-State: TypeAlias = Own | Same | Mixed
-
-
 class Ending(NamedTuple):
-    """Why a proof ends: the operation, as `stablehlo.reduce`, the types of its results, and what it does to rows."""
+    """A value in which a row may depend on others, or on its place, and why a proof ends.
+
+    The operation that did it first, as `stablehlo.reduce`, the types of its results, and what it does to rows.
+    """
 
     operation: str
     types: str
@@ -55,6 +49,9 @@ class Ending(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.operation} ({self.types}) {self.what}"
+
+
+State: TypeAlias = Own | Same | Ending
 
 
 class _Ends(Exception):
@@ -119,8 +116,8 @@ class _Proof:
         results = self._called("main", states)
         for number, dim in outputs.items():
             state = results[number]
-            if isinstance(state, Mixed):
-                return state.why
+            if isinstance(state, Ending):
+                return state
             if state != Own(dim) and not (isinstance(state, Same) and state.periods[dim] == 1):
                 what = "has its rows along another dimension, or they differ by their place"
                 return Ending("func.return", f"result {number}", what)
@@ -152,14 +149,14 @@ class _Proof:
                 case "stablehlo.while":
                     return self._while(operation, operands, known)
                 case "stablehlo.case" | "stablehlo.if":
-                    if isinstance(operands[0], Mixed):
+                    if isinstance(operands[0], Ending):
                         return operands[:1] * len(operation.results)
                     branches = [self._block(region.blocks[0], dict(known)) for region in operation.regions]
                     return [*map(self._joined, *branches)]
                 case "stablehlo.optimization_barrier":
                     return operands
             around = [known[value] for value in _captured(operation) if value in known]
-            mixed = next((state for state in (*operands, *around) if isinstance(state, Mixed)), None)
+            mixed = next((state for state in (*operands, *around) if isinstance(state, Ending)), None)
             if mixed is not None:
                 return [mixed] * len(operation.results)
             if operation.name in ("func.call", "stablehlo.composite"):
@@ -170,14 +167,14 @@ class _Proof:
             types = ", ".join(
                 str(result.type).removeprefix("tensor<").removesuffix(">") for result in operation.results
             )
-            return [Mixed(Ending(operation.name, types, str(end)))] * len(operation.results)
+            return [Ending(operation.name, types, str(end))] * len(operation.results)
 
     def _while(self, operation: ir.Operation, states: list[State], known: dict[ir.Value[Any], State]) -> list[State]:
         """Return what holds for a loop's values after any number of turns."""
         condition, body = (region.blocks[0] for region in operation.regions)
         while True:
             (runs,) = self._block(condition, {**known, **dict(zip(condition.arguments, states, strict=True))})
-            if isinstance(runs, Mixed):
+            if isinstance(runs, Ending):
                 return [runs] * len(states)
             after = self._block(body, {**known, **dict(zip(body.arguments, states, strict=True))})
             joined = [*map(self._joined, states, after)]
@@ -187,7 +184,7 @@ class _Proof:
 
     def _joined(self, *states: State) -> State:
         """Return what holds for a value that is one of several. Raises _Ends."""
-        mixed = next((state for state in states if isinstance(state, Mixed)), None)
+        mixed = next((state for state in states if isinstance(state, Ending)), None)
         if mixed is not None:
             return mixed
         rank = max((len(state.periods) for state in states if isinstance(state, Same)), default=0)
@@ -245,9 +242,13 @@ class _Proof:
         name, attributes = operation.name, operation.attributes
         if name in _ELEMENTWISE or (name == "stablehlo.custom_call" and _target(operation) in _SHARDINGS):
             return [self._along(shapes, shape, states) for shape in results]
-        rule = _RULES.get(name)
-        if rule is not None:
-            return rule(self, states, shapes, results, attributes)
+        if name in _RULES:
+            return [_RULES[name](self, states, shapes, results[0], attributes)] * len(results)
+        if name in _ALONG:
+            most, dims = _ALONG[name]
+            count = len(states) // 2 if most == 0.5 else int(min(most, len(states)))
+            along = dims(attributes, shapes, results[0])
+            return [self._along(shapes[:count], shape, states[:count], along) for shape in results]
         if name == "stablehlo.custom_call":
             return self._custom_call(operation, states, shapes, results)
         if not any(isinstance(state, Own) for state in states):
@@ -267,76 +268,45 @@ class _Proof:
                 return [own] * len(results)
         raise _Ends(f"calls {target}, which may do anything to rows")
 
-    # What follows has one method for each operation: states, shapes of operands and of results, attributes -> states.
+    # What follows has one method for each operation, as `_RULES` says.
 
-    def _constant(self, _: Any, __: Any, results: Any, attributes: Any) -> list[State]:
+    def _constant(self, _: Any, __: Any, result: Any, attributes: Any) -> State:
         is_splat = getattr(attributes["value"], "is_splat", False)
-        return [Same((1,) * len(results[0])) if is_splat else _anything(results[0])]
+        return Same((1,) * len(result)) if is_splat else _anything(result)
 
-    def _iota(self, _: Any, __: Any, results: Any, attributes: Any) -> list[State]:
-        return [self._placed(results[0], [], _number(attributes["iota_dimension"]))]
+    def _iota(self, _: Any, __: Any, result: Any, attributes: Any) -> State:
+        return self._placed(result, [], _number(attributes["iota_dimension"]))
 
-    def _broadcast(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        return [self._placed(results[0], [(states[0], [*attributes["broadcast_dimensions"]])])]
+    def _broadcast(self, states: Any, shapes: Any, result: Any, attributes: Any) -> State:
+        return self._placed(result, [(states[0], [*attributes["broadcast_dimensions"]])])
 
-    def _transpose(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
+    def _transpose(self, states: Any, shapes: Any, result: Any, attributes: Any) -> State:
         order = [*attributes["permutation"]]
-        return [self._placed(results[0], [(states[0], [order.index(dim) for dim in range(len(order))])])]
+        return self._placed(result, [(states[0], [order.index(dim) for dim in range(len(order))])])
 
-    def _reshape(self, states: Any, shapes: Any, results: Any, _: Any) -> list[State]:
-        (state,), (before,), (after,) = states, shapes, results
+    def _reshape(self, states: Any, shapes: Any, result: Any, _: Any) -> State:
+        (state,), (before,), after = states, shapes, result
         if isinstance(state, Same):
-            return [Same(_reshaped(state.periods, before, after))]
+            return Same(_reshaped(state.periods, before, after))
         # The elements of a row are a block, of one size in both, in each of as many parts as there are before the rows.
         parts = math.prod(before[: state.dim])
         for dim, size in enumerate(after):
             if math.prod(after[:dim]) == parts and size and size % self._count == 0:
-                return [Own(dim, size // self._count)]
+                return Own(dim, size // self._count)
         raise _Ends("puts parts of several rows into one dimension")
 
-    def _bitcast(self, states: Any, shapes: Any, results: Any, _: Any) -> list[State]:
-        rank = min(len(shapes[0]), len(results[0]))
+    def _bitcast(self, states: Any, shapes: Any, result: Any, _: Any) -> State:
+        rank = min(len(shapes[0]), len(result))
         where = [dim if dim < rank else None for dim in range(len(shapes[0]))]
-        return [self._placed(results[0], [(states[0], where)], *range(rank, len(results[0])))]
+        return self._placed(result, [(states[0], where)], *range(rank, len(result)))
 
-    def _slice(self, states: Any, shapes: Any, results: Any, _: Any) -> list[State]:
-        # Also of `dynamic_slice`: a slice of a whole dimension begins at its start, whatever the index is.
-        return [self._along(shapes[:1], results[0], states[:1], _changed(shapes[0], results[0]))]
-
-    def _dynamic_update_slice(self, states: Any, shapes: Any, results: Any, _: Any) -> list[State]:
-        return [self._along(shapes[:2], results[0], states[:2], _changed(shapes[0], shapes[1]))]
-
-    def _pad(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        added = zip(*([*attributes[name]] for name in _PADDING), strict=True)
-        changed = [dim for dim, sizes in enumerate(added) if any(sizes)]
-        return [self._along(shapes[:1], results[0], states[:1], changed)]
-
-    def _concatenate(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        return [self._along(shapes, results[0], states, {_number(attributes["dimension"])})]
-
-    def _reverse(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        return [self._along(shapes, results[0], states, {*attributes["dimensions"]})]
-
-    def _sort(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        return [self._along(shapes, results[0], states, {_number(attributes["dimension"])})] * len(results)
-
-    def _top_k(self, states: Any, shapes: Any, results: Any, _: Any) -> list[State]:
-        return [self._along(shapes, results[0], states, {len(results[0]) - 1})] * len(results)
-
-    def _reduce(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
+    def _reduce(self, states: Any, shapes: Any, result: Any, attributes: Any) -> State:
         arrays, gone = len(states) // 2, {*attributes["dimensions"]}
         kept = [dim for dim in range(len(shapes[0])) if dim not in gone]
         where = [kept.index(dim) if dim in kept else None for dim in range(len(shapes[0]))]
-        return [self._placed(results[0], [(state, where) for state in states[:arrays]])] * len(results)
+        return self._placed(result, [(state, where) for state in states[:arrays]])
 
-    def _reduce_window(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        arrays, windows = len(states) // 2, _windows(attributes, len(shapes[0]))
-        return [self._along(shapes[:arrays], results[0], states[:arrays], windows)] * len(results)
-
-    def _select_and_scatter(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        return [self._along(shapes[:2], results[0], states[:2], _windows(attributes, len(shapes[0])))]
-
-    def _dot(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
+    def _dot(self, states: Any, shapes: Any, result: Any, attributes: Any) -> State:
         numbers = stablehlo.DotDimensionNumbers(attributes["dot_dimension_numbers"])
         batches = [numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions]
         summed = [numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions]
@@ -352,21 +322,21 @@ class _Proof:
                     where.append(next_free)
                     next_free += 1
             placed.append((state, where))
-        return [self._placed(results[0], placed)]
+        return self._placed(result, placed)
 
-    def _convolution(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
+    def _convolution(self, states: Any, shapes: Any, result: Any, attributes: Any) -> State:
         numbers = stablehlo.ConvDimensionNumbers(attributes["dimension_numbers"])
         where: tuple[list[int | None], ...] = tuple([None] * len(shape) for shape in shapes)
         if _number(attributes["batch_group_count"]) == 1:
             where[0][numbers.input_batch_dimension] = numbers.output_batch_dimension
             if _number(attributes["feature_group_count"]) == 1:  # else the place of a kernel says what it is applied to
                 where[1][numbers.kernel_output_feature_dimension] = numbers.output_feature_dimension
-        return [self._placed(results[0], [*zip(states, where, strict=True)], *range(len(results[0])))]
+        return self._placed(result, [*zip(states, where, strict=True)], *range(len(result)))
 
-    def _gather(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
+    def _gather(self, states: Any, shapes: Any, result: Any, attributes: Any) -> State:
         numbers = stablehlo.GatherDimensionNumbers(attributes["dimension_numbers"])
         (operand, indices), sizes = shapes, [*attributes["slice_sizes"]]
-        batch = iter(dim for dim in range(len(results[0])) if dim not in [*numbers.offset_dims])
+        batch = iter(dim for dim in range(len(result)) if dim not in [*numbers.offset_dims])
         of_indices = [None if dim == numbers.index_vector_dim else next(batch) for dim in range(len(indices))]
         batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
         offsets = iter(sorted(numbers.offset_dims))
@@ -380,11 +350,11 @@ class _Proof:
                 place = next(offsets)
                 of_operand.append(place if sizes[dim] == size else None)
                 new += [place] if sizes[dim] != size else []
-        return [self._placed(results[0], [(states[0], of_operand), (states[1], of_indices)], *new)]
+        return self._placed(result, [(states[0], of_operand), (states[1], of_indices)], *new)
 
-    def _scatter(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
+    def _scatter(self, states: Any, shapes: Any, result: Any, attributes: Any) -> State:
         numbers = stablehlo.ScatterDimensionNumbers(attributes["scatter_dimension_numbers"])
-        arrays = len(results)
+        arrays = (len(states) - 1) // 2
         operand, indices, updates = shapes[0], shapes[arrays], shapes[arrays + 1]
         batching = dict(zip(numbers.scatter_indices_batching_dims, numbers.input_batching_dims, strict=True))
         windows = sorted(numbers.update_window_dims)
@@ -402,44 +372,47 @@ class _Proof:
         new = [dim for dim, place in enumerate(of_operand) if place is None]
         placed = [(state, of_operand) for state in states[:arrays]] + [(states[arrays], of_indices)]
         placed += [(state, of_updates) for state in states[arrays + 1 :]]
-        return [self._placed(results[0], placed, *new)] * arrays
-
-    def _of_matrices(self, states: Any, shapes: Any, results: Any, _: Any) -> list[State]:
-        rank = len(results[0])
-        return [self._along(shapes, results[0], states, range(rank - 2, rank))]
-
-    def _fft(self, states: Any, shapes: Any, results: Any, attributes: Any) -> list[State]:
-        rank = len(results[0])
-        return [self._along(shapes, results[0], states, range(rank - len([*attributes["fft_length"]]), rank))]
+        return self._placed(result, placed, *new)
 
 
-_Rule: TypeAlias = Callable[[_Proof, Any, Any, Any, Any], list[State]]
-_RULES: Mapping[str, _Rule] = {
-    "stablehlo.bitcast_convert": _Proof._bitcast,
+def _pads(attributes: Any) -> list[int]:
+    names = "edge_padding_low", "edge_padding_high", "interior_padding"
+    added = zip(*([*attributes[name]] for name in names), strict=True)
+    return [dim for dim, sizes in enumerate(added) if any(sizes)]
+
+
+_RULES: Mapping[str, Callable[[_Proof, Any, Any, Any, Any], State]] = {
     "stablehlo.broadcast_in_dim": _Proof._broadcast,
-    "stablehlo.cholesky": _Proof._of_matrices,
-    "stablehlo.concatenate": _Proof._concatenate,
     "stablehlo.constant": _Proof._constant,
     "stablehlo.convolution": _Proof._convolution,
+    "stablehlo.bitcast_convert": _Proof._bitcast,
     "stablehlo.dot_general": _Proof._dot,
-    "stablehlo.dynamic_slice": _Proof._slice,
-    "stablehlo.dynamic_update_slice": _Proof._dynamic_update_slice,
-    "stablehlo.fft": _Proof._fft,
     "stablehlo.gather": _Proof._gather,
     "stablehlo.iota": _Proof._iota,
-    "stablehlo.pad": _Proof._pad,
     "stablehlo.reduce": _Proof._reduce,
-    "stablehlo.reduce_window": _Proof._reduce_window,
     "stablehlo.reshape": _Proof._reshape,
-    "stablehlo.reverse": _Proof._reverse,
     "stablehlo.scatter": _Proof._scatter,
-    "stablehlo.select_and_scatter": _Proof._select_and_scatter,
-    "stablehlo.slice": _Proof._slice,
-    "stablehlo.sort": _Proof._sort,
     "stablehlo.transpose": _Proof._transpose,
-    "stablehlo.triangular_solve": _Proof._of_matrices,
-    "chlo.top_k": _Proof._top_k,
 }
+"""The state of each result of an operation, of the states and shapes of its operands, its result's, and attributes."""
+_ALONG: Mapping[str, tuple[float, Callable[[Any, Any, Any], Collection[int]]]] = {
+    "stablehlo.cholesky": (1, lambda _, shapes, __: _last(shapes, 2)),
+    "stablehlo.concatenate": (math.inf, lambda attributes, *_: {_number(attributes["dimension"])}),
+    # A slice of a whole dimension begins at its start, whatever the index is.
+    "stablehlo.dynamic_slice": (1, lambda _, shapes, result: _changed(shapes[0], result)),
+    "stablehlo.dynamic_update_slice": (2, lambda _, shapes, __: _changed(shapes[0], shapes[1])),
+    "stablehlo.fft": (1, lambda attributes, shapes, _: _last(shapes, len([*attributes["fft_length"]]))),
+    "stablehlo.pad": (1, lambda attributes, *_: _pads(attributes)),
+    "stablehlo.reduce_window": (0.5, lambda attributes, shapes, _: _windows(attributes, len(shapes[0]))),
+    "stablehlo.reverse": (1, lambda attributes, *_: {*attributes["dimensions"]}),
+    "stablehlo.select_and_scatter": (2, lambda attributes, shapes, _: _windows(attributes, len(shapes[0]))),
+    "stablehlo.slice": (1, lambda _, shapes, result: _changed(shapes[0], result)),
+    "stablehlo.sort": (math.inf, lambda attributes, *_: {_number(attributes["dimension"])}),
+    "stablehlo.triangular_solve": (2, lambda _, shapes, __: _last(shapes, 2)),
+    "chlo.top_k": (1, lambda _, shapes, __: _last(shapes, 1)),
+}
+"""How many of an operation's operands have the result's dimensions (0.5: half of them), and along which an element may
+come from all others, of attributes, the operands' shapes and the result's."""
 
 
 def _shape(value: ir.Value[Any]) -> tuple[int, ...]:
@@ -461,7 +434,8 @@ def _target(operation: ir.Operation) -> str:
     return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
 
 
-_PADDING = "edge_padding_low", "edge_padding_high", "interior_padding"
+def _last(shapes: Sequence[Sequence[int]], count: int) -> range:
+    return range(len(shapes[0]) - count, len(shapes[0]))
 
 
 def _changed(before: Sequence[int], after: Sequence[int]) -> list[int]:

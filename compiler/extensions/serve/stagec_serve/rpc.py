@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -13,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from stagec.core.messages.errors import mistake
-from stagec_serve import access, messages, spans
+from stagec_serve import access, messages
 from stagec_serve.encoding import Request
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import DIGEST, GRPC_STATUS, RequestError
@@ -59,16 +58,14 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no typ
 class RpcServer:
     """A server that offers the models of a service. Make it in the thread of its event loop."""
 
-    def __init__(self, service: Service, connections: int, shared: bool = False) -> None:
-        """connections: calls at a time. shared: whether other processes listen at its port too."""
-        limits = service.limits
-        milliseconds = max(1, int(limits.seconds * 1000))
+    def __init__(self, service: Service, shared: bool = False) -> None:
+        """shared: whether other processes listen at its port too."""
+        milliseconds = max(1, int(service.options.timeout * 1000))
         self._service = service
-        self._ending = False
-        self._calls, self._last = 0, 0.0
+        self._ending, self._calls, self._last = False, 0, 0.0
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", limits.body),
+                ("grpc.max_receive_message_length", service.body),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 2**14),
                 ("grpc.so_reuseport", int(shared)),
@@ -77,15 +74,14 @@ class RpcServer:
                 ("grpc.keepalive_time_ms", milliseconds),
                 ("grpc.keepalive_timeout_ms", milliseconds),
             ],
-            maximum_concurrent_rpcs=connections,
+            maximum_concurrent_rpcs=service.options.connections,
         )
         # Each call has one message each way. As a stream, we can limit the time of the first message.
         protocol = messages.service()
         handlers = {
-            method: grpc.stream_stream_rpc_method_handler(functools.partial(self._counted, method))
+            method: grpc.stream_stream_rpc_method_handler(functools.partial(self._called, method))
             for method in protocol.methods_by_name
         }
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         # Probes of Kubernetes and Envoy ask the one service, and grpcurl the other one.
         self._health = _Health(service, protocol.full_name)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -126,128 +122,90 @@ class RpcServer:
         self._telling.cancel()
         await self._server.stop(0)
 
-    async def _counted(self, method: str, _: object, context: Any) -> None:
-        self._last = asyncio.get_running_loop().time()
-        if self._ending:
-            _refuse(context, "unavailable", "the server ends; this call did not run")
-            return
-        self._calls += 1
-        headers = _headers(context)
-        try:
-            with access.request(method, context.peer(), headers), contextlib.ExitStack() as held:
-                access.note(status="CANCELLED")
-                try:
-                    if method not in _OPEN:
-                        self._service.admit(headers)
-                    response = await self._answer(method, context, headers, held)
-                except RequestError as error:
-                    _refuse(context, error.code, str(error))
-                    return
-                await context.write(response)
-                access.note(status="OK")
-        finally:
-            self._calls -= 1
+    async def _called(self, method: str, _: object, context: Any) -> None:
+        """Answer the one request of a call, or those of a stream, one after another.
 
-    async def _answer(self, method: str, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack) -> bytes:
-        """Return the response of one call.
-
-        grpc's iterator of messages is in a cycle with the last one that it gave, which so lives until a garbage
-        collection; `read` keeps nothing.
+        In a stream, an error is an answer too, and the stream goes on. The server's end waits for a request, and not
+        for the next one. grpc's iterator of messages is in a cycle with the last one that it gave, which so lives until
+        a garbage collection; `read` keeps nothing.
         """
-        seconds = self._service.limits.seconds
+        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        in_stream = method == "ModelStreamInfer"
+        body = await context.read() if in_stream else None
+        while body is not grpc.aio.EOF:
+            self._last = asyncio.get_running_loop().time()
+            if self._ending:
+                _refuse(context, "unavailable", "the server ends; this call did not run")
+                return
+            self._calls += 1
+            try:
+                with access.request(method, context.peer(), headers), contextlib.ExitStack() as held:
+                    access.note(status="CANCELLED")
+                    try:
+                        if method not in _OPEN:
+                            self._service.admit(headers)
+                        body = await self._body(method, context) if body is None else body
+                        self._service.hold(len(body), held)
+                        response = await self._response(method, body, context, held)
+                    except RequestError as error:
+                        if not in_stream:
+                            _refuse(context, error.code, str(error))
+                            return
+                        access.note(status=GRPC_STATUS[error.code])
+                        response = messages.make("ModelStreamInferResponse", error_message=str(error)[:_MOST_TEXT])
+                    else:
+                        access.note(status="OK")
+                    del body
+                    await context.write(response)
+            finally:
+                self._calls -= 1
+            body = await context.read() if in_stream else grpc.aio.EOF
+
+    async def _body(self, method: str, context: Any) -> bytes:
+        seconds = self._service.options.timeout
         try:
             async with asyncio.timeout(seconds):
-                body = await context.read()
+                body: bytes = await context.read()
         except TimeoutError:
             raise RequestError("slow", f"the message took over {seconds:g} seconds") from None
         if body is grpc.aio.EOF:
             raise RequestError("request", f"{method} needs a message")
-        self._service.hold(len(body), held)
-        return await self._response(method, body, context, headers, held)
+        return body
 
-    async def _response(
-        self, method: str, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack
-    ) -> bytes:
-        if method == "ModelInfer":
-            return await self._infer(body, context, headers, held)
+    async def _response(self, method: str, body: bytes, context: Any, held: contextlib.ExitStack) -> bytes:
+        service = self._service
+        if method.endswith("Infer"):
+            return await self._infer(body, context, held, method == "ModelStreamInfer")
         request = messages.parse(f"{method}Request", body)
         if method.startswith("RepositoryModel"):
             # KServe's message has the name in the first field, Triton's that of a repository.
-            name = request.model_name or request.repository_name
-            parameters = messages.plain(request.parameters)
-            await self._service.change(name, method.removeprefix("RepositoryModel").lower(), parameters)
+            name, change = request.model_name or request.repository_name, method.removeprefix("RepositoryModel").lower()
+            await service.change(name, change, messages.plain(request.parameters))
             return b""
-        return messages.make(f"{method}Response", **await self._told(method, request))
-
-    async def _told(self, method: str, request: Any) -> dict[str, Any]:
-        """Return the fields of a response."""
-        service = self._service
-        match method:
-            case "ServerLive":
-                return {"live": True}
-            case "ServerReady":
-                return {"ready": service.ready}
-            case "ServerMetadata":
-                return service.metadata(["model_repository"])
-            case "RepositoryIndex":
-                return {"models": service.index(request.ready)}
-            case "ModelStatistics":
-                return await service.statistics(request.name, request.version or None)
+        name, version, ready = (getattr(request, field, None) for field in ("name", "version", "ready"))
         try:
-            batcher = service.batcher(request.name, request.version or None)
+            fields = await service.told(method, name or "", version or None, bool(ready))
         except RequestError:
-            if method == "ModelReady":
-                return {"ready": False}
-            raise
+            if method != "ModelReady":
+                raise
+            fields = {"ready": False}
         if method == "ModelReady":
-            return {"ready": True}
-        return {"config": self._service.config(batcher)} if method == "ModelConfig" else batcher.model.metadata()
+            fields.pop("name", None)
+        return messages.make(f"{method}Response", **fields)
 
-    async def _infer(
-        self, body: bytes, context: Any, headers: Mapping[str, str], held: contextlib.ExitStack, in_stream: bool = False
-    ) -> bytes:
+    async def _infer(self, body: bytes, context: Any, held: contextlib.ExitStack, in_stream: bool) -> bytes:
+        service = self._service
         message = await maybe_in_thread(len(body), held, lambda: messages.parse("ModelInferRequest", body))
-        name, version = message.model_name, message.model_version or None
+        name = message.model_name
 
         def write(model: Model, request: Request, results: Arrays) -> bytes:
             if not in_stream:
                 context.set_trailing_metadata(((DIGEST, model.digest),))
             return messages.write(model, request, results, in_stream)
 
-        with spans.request(name, headers), self._service.counted(name, version) as chosen:
-            read = functools.partial(messages.read, message, self._service.limits.strict)
-            return await self._service.answer(chosen, len(body), held, read, write)
-
-    async def _stream(self, _: object, context: Any) -> None:
-        """Answer the requests of a stream, one after another. An error is an answer too, and the stream goes on.
-
-        The server's end waits for a request, and not for the next one.
-        """
-        headers = _headers(context)
-        while (body := await context.read()) is not grpc.aio.EOF:
-            self._last = asyncio.get_running_loop().time()
-            if self._ending:
-                _refuse(context, "unavailable", "the server ends; this request did not run")
-                return
-            self._calls += 1
-            try:
-                with access.request("ModelStreamInfer", context.peer(), headers), contextlib.ExitStack() as held:
-                    try:
-                        self._service.admit(headers)
-                        self._service.hold(len(body), held)
-                        response = await self._infer(body, context, headers, held, in_stream=True)
-                        access.note(status="OK")
-                    except RequestError as error:
-                        access.note(status=GRPC_STATUS[error.code])
-                        response = messages.make("ModelStreamInferResponse", error_message=str(error)[:_MOST_TEXT])
-                    del body
-                    await context.write(response)
-            finally:
-                self._calls -= 1
-
-
-def _headers(context: Any) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        with service.counted(name, message.model_version or None) as repository:
+            read = functools.partial(messages.read, message, service.options.strict)
+            return await service.answer(name, repository, len(body), held, read, write)
 
 
 def _refuse(context: Any, code: str, text: str) -> None:

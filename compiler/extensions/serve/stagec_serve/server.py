@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import json
 import math
@@ -15,9 +14,9 @@ import socket
 import threading
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,9 +30,9 @@ from stagec.loader.selection import Policy
 from stagec_serve.batching import Batcher
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Model
-from stagec_serve.rest import MOST_HEADERS, Application, Probes, State
-from stagec_serve.sequences import IDLE, Sequences
-from stagec_serve.service import Limits, Repository, Service
+from stagec_serve.rest import MOST_HEADERS, Application, Probes
+from stagec_serve.sequences import Sequences
+from stagec_serve.service import Repository, Service
 from stagec_serve.swapping import Swapping
 from stagec_serve.trust import LOOK, Certificates, Tokens, identity
 from stagec_serve.workers import Link
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 """Takes how far loading is, for people."""
+Load = Callable[[Tell], tuple[Mapping[str, Model], Mapping[str, str], Swapping]]
+"""Loads a bundle: its models by name, why each of the other functions is not offered, and what swaps their weights."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _ATTACHING = 0.05
 """Seconds in which asyncio makes connections of what it has accepted."""
@@ -52,48 +53,16 @@ _BACKLOG = 2048
 """Connections that wait to be accepted, at most."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a server runs.
+class Ports(NamedTuple):
+    """Where a server listens, beside its first socket.
 
-    delay: seconds that a request waits for others; None: as `Batcher` says. queue: requests of a model that may wait.
-    threads: calls at a time; 0: as many as there are cores.
-    connections: at a time; of gRPC, calls at a time.
-    drain: seconds after SIGTERM while the server still takes new requests.
-    tls: None: there is none. tokens: of which a request needs one; None: it needs none.
-    control: whether clients may load and unload models. watch: the bundle's file, to load it again when it changes.
-    keep_alive: seconds without a request after which a connection ends.
-    sequences: the most at a time, of each state. idle: seconds before one ends, if the manifest does not say.
-    own_ids: whether the server makes the ids of all sequences.
+    grpc: `HOST:PORT` for gRPC; "": it is not offered. probes: answers probes and gives metrics too, in a thread of its
+    own, which waits for nothing else. control: takes requests too, and it alone those that load and unload models.
     """
 
-    delay: float | None = None
-    queue: int = 1000
-    threads: int = 0
-    connections: int = 1000
-    drain: float = 5
-    tls: Certificates | None = None
-    tokens: Tokens | None = None
-    control: bool = False
-    watch: str = ""
-    keep_alive: float = 75
-    sequences: int = 64
-    idle: float = IDLE
-    own_ids: bool = False
-    limits: Limits = field(default_factory=Limits)
-
-
-class Loaded(NamedTuple):
-    """A bundle's models.
-
-    models: by name. left_out: why each of the other functions is not offered. swapping: gives models other weights.
-    close: unloads the bundle.
-    """
-
-    models: Mapping[str, Model]
-    left_out: Mapping[str, str]
-    swapping: Swapping
-    close: Callable[[], None]
+    grpc: str = ""
+    probes: socket.socket | None = None
+    control: socket.socket | None = None
 
 
 def models_of(
@@ -130,38 +99,6 @@ def models_of(
     return models, left_out
 
 
-def cores() -> int:
-    """Return how many calls may run at a time: the cores of this process, or fewer if its cgroup may use less time.
-
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max), and cpu.cfs_quota_us of version 1.
-    """
-    count = len(os.sched_getaffinity(0))
-    for quota, period in _quotas():
-        count = min(count, max(1, math.ceil(quota / period)))
-    return count
-
-
-def _quotas() -> Iterator[tuple[int, int]]:
-    """Yield microseconds of CPU time and of the time in which they may be used, of this cgroup and those above it."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
-            _, controllers, place = line.split(":", 2)
-            root = _CGROUPS if not controllers else _CGROUPS / "cpu"
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            folder = root / place.lstrip("/")
-            while folder.is_relative_to(root):
-                with contextlib.suppress(OSError, ValueError):
-                    if controllers:
-                        words = [(folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period")]
-                    else:
-                        words = (folder / "cpu.max").read_text("utf-8").split()
-                    quota, period = map(int, words)  # "max" is not a number, and -1 means no limit
-                    if quota > 0:
-                        yield quota, period
-                folder = folder.parent
-
-
 def _other_state(model: Model, others: Iterable[Model]) -> str:
     """Return why a model cannot share its states with others; "" if it can."""
     for other in others:
@@ -172,13 +109,28 @@ def _other_state(model: Model, others: Iterable[Model]) -> str:
     return ""
 
 
-def listen(host: str, port: int, path: str = "") -> socket.socket:
-    """Return a socket of this address; nobody can connect before `serve`. Raises StagecError.
+def cores() -> int:
+    """Return how many calls may run at a time: the cores of this process, or fewer if its cgroup may use less time.
 
-    path: of a Unix socket, instead of host and port. One that a server has left behind is removed.
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max), and cpu.cfs_quota_us of version 1.
     """
-    if path:
-        return _listen_at(path)
+    count = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, place = line.split(":", 2)
+            root = _CGROUPS / "cpu" if controllers else _CGROUPS
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+            folder = root / place.lstrip("/")
+            for above in (folder, *folder.parents) if "cpu" in controllers.split(",") or not controllers else ():
+                if above.is_relative_to(root):
+                    with contextlib.suppress(OSError, ValueError):  # "max" is not a number, and -1 means no limit
+                        quota, period = map(int, " ".join((above / f).read_text("utf-8") for f in files).split())
+                        count = min(count, max(1, math.ceil(quota / period)) if quota > 0 else count)
+    return count
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket of this address; nobody can connect before `serve`. Raises StagecError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -190,15 +142,15 @@ def listen(host: str, port: int, path: str = "") -> socket.socket:
     return listener
 
 
-def listeners(count: int, host: str, port: int, path: str = "") -> list[socket.socket]:
-    """Return sockets of one address for several processes, as `listen` does. Of a Unix socket they are the same one.
+def listeners(count: int, host: str, port: int) -> list[socket.socket]:
+    """Return sockets of one address for several processes, as `listen` does.
 
     The kernel gives each connection to one of them, by the client's address. They listen at once: a connection waits
     for a process that starts again.
     """
-    first = listen(host, port, path)
-    if path or count == 1:
-        return [first] * count
+    first = listen(host, port)
+    if count == 1:
+        return [first]
     sockets = shared(first, count)
     for each in sockets:
         each.listen(_BACKLOG)
@@ -221,94 +173,76 @@ def shared(first: socket.socket, count: int = 1) -> list[socket.socket]:
     return made
 
 
-def _listen_at(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, contextlib.suppress(FileNotFoundError):
-            if other.connect_ex(path) == errno.ECONNREFUSED and Path(path).is_socket():
-                Path(path).unlink()
-        listener.bind(path)
-    except OSError as error:
-        raise mistake(f"{path}: cannot listen there: {error.strerror or error}", "give another --socket") from None
-    return listener
-
-
 async def serve(
-    load: Callable[[Tell], Loaded],
+    load: Load,
     listener: socket.socket,
-    options: Options,
+    options: Namespace,
     ready: Callable[[Repository, str], None],
-    grpc_address: str = "",
-    probes: socket.socket | None = None,
-    control: socket.socket | None = None,
+    ports: Ports,
     group: socket.socket | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
 
     It listens at once; until the models are loaded it is live and not ready.
-    load: loads the bundle as it is then, in a thread, and calls its argument with how far it is; raises StagecError or
-    Refusal, and if it is the first load, so does this.
-    ready: called when the models are loaded, with them and the address for gRPC; "": there is none.
-    grpc_address: `HOST:PORT` for gRPC; "": it is not offered. Raises StagecError if nobody can listen there.
-    probes: answers probes and gives metrics too, in a thread of its own, which waits for nothing else; None: none does.
-    control: takes requests too, and it alone those that load and unload models; None: `listener` takes these.
+    load: loads the bundle as it is then, in a thread; raises StagecError or Refusal, and if it is the first load, so
+    does this. options: of the command, of this process. ready: called when the models are loaded, with them and the
+    address for gRPC; "": there is none.
     group: the end of a link to the process that started this one (`Workers`) and that says when to load something;
-    the server ends when it does. None: this is the only process.
+    the server ends when it does. None: this is the only process. Raises StagecError if it cannot listen.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # each connection takes a descriptor, and the usual soft limit is 1,024
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    metrics, first = Metrics(), identity(options.watch)
-    count = options.threads or cores()
-    with ThreadPoolExecutor(count, "stagec-call") as threads:
-        free = asyncio.Semaphore(count)
+    certificates = (options.tls_cert, options.tls_key, options.tls_clients)
+    tls = Certificates(*certificates) if options.tls_cert else None
+    tokens = Tokens(options.token_file) if options.token_file else None
+    metrics, first = Metrics(), identity(options.bundle)
+    with ThreadPoolExecutor(options.threads, "stagec-call") as threads:
+        free = asyncio.Semaphore(options.threads)
+        delay = None if options.delay is None else options.delay / 1000
 
         def repository() -> Repository:
             began = time.monotonic()
-            loaded = load(service.tell)
+            models, left_out, swapping = load(service.tell)
             metrics.load_seconds.set(time.monotonic() - began)
-            batchers = {
-                name: Batcher(model, options.delay, options.queue, free, threads, metrics)
-                for name, model in loaded.models.items()
-            }
-            return Repository(batchers, loaded.left_out, loaded.swapping, loaded.close)
+            batchers = {name: Batcher(m, delay, options.queue, free, threads, metrics) for name, m in models.items()}
+            return Repository(batchers, left_out, swapping)
 
         sequences = Sequences(options.sequences, options.idle, metrics, options.own_ids)
-        service = Service(metrics, options.limits, repository, options.control, sequences, options.tokens)
-        service.control_port = control.getsockname()[1] if control else None
-        application = Application(service)
+        control = ports.control.getsockname()[1] if ports.control else None
+        service = Service(metrics, options, repository, sequences, tokens, control)
+        application, rpc, address = Application(service), None, ""
         config = _config(application, options)
         config.load()
-        config.ssl = options.tls.context if options.tls else None
-        rpc = None
-        if grpc_address:
+        config.ssl = tls.context if tls else None
+        if ports.grpc:
             from stagec_serve.rpc import RpcServer  # it takes a while, and not everybody wants it
 
-            rpc = RpcServer(service, options.connections, group is not None)
-            grpc_address = await rpc.start(grpc_address, options.tls)
-        server = _Server(config, service, options.drain, rpc)
+            rpc = RpcServer(service, group is not None)
+            address = await rpc.start(ports.grpc, tls)
+        server = _Server(config, service, rpc)
         application.crowded = lambda: len(server.server_state.connections) > options.connections
-        if probes is not None:
-            run = functools.partial(asyncio.run, probe(service, probes, options))
+        if ports.probes is not None:
+            run = functools.partial(asyncio.run, probe(service, ports.probes, options))
             threading.Thread(target=run, name="stagec-probes", daemon=True).start()
 
         async def start() -> None:
             """Load the models, and watch their file from then on."""
             if group is not None:
-                await _follow(group, service, lambda: ready(service.repository, grpc_address))
+                await _follow(group, service, lambda: ready(service.repository, address))
                 return
             try:
                 await service.reload()
             except BaseException:
                 server.should_exit = True
                 raise
-            ready(service.repository, grpc_address)
+            ready(service.repository, address)
             if options.watch:
-                await watch(options.watch, first, service.reload, service.metrics.log.error)
+                await watch(options.bundle, first, service.reload, metrics.log.error)
 
-        keeping = asyncio.create_task(options.tls.keep()) if options.tls else None
+        keeping = asyncio.create_task(tls.keep()) if tls else None
         starting = asyncio.create_task(start())
-        await server.serve([listener, *([control] if control else [])])
+        await server.serve([listener, *([ports.control] if ports.control else [])])
         if keeping:
             keeping.cancel()
         starting.cancel()
@@ -316,10 +250,10 @@ async def serve(
             await starting
 
 
-def _config(application: Probes, options: Options) -> uvicorn.Config:
-    return uvicorn.Config(
+def _config(application: Probes, options: Namespace) -> uvicorn.Config:
+    config = uvicorn.Config(
         application,
-        http=_protocol(options.limits.seconds),
+        http=_Protocol,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -327,12 +261,14 @@ def _config(application: Probes, options: Options) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # a number of seconds, which may be a fraction
+        timeout_keep_alive=options.keep_alive,
         backlog=_BACKLOG,
     )
+    config.seconds = options.timeout  # type: ignore[attr-defined]  # of `_Protocol`
+    return config
 
 
-async def probe(state: State, listener: socket.socket, options: Options) -> None:
+async def probe(state: Any, listener: socket.socket, options: Namespace) -> None:
     """Answer probes without an end."""
     server = uvicorn.Server(_config(Probes(state), options))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # others take them
@@ -367,10 +303,8 @@ async def _follow(group: socket.socket, service: Service, present: Callable[[], 
         match kind:
             case "prepare":
                 return await service.prepare(value)
-            case "take":
-                service.take()
-            case "drop":
-                service.drop()
+            case "end":
+                service.end(taken=value)
             case "group":
                 service.others = value
             case "log":
@@ -378,7 +312,7 @@ async def _follow(group: socket.socket, service: Service, present: Callable[[], 
             case "metrics":
                 return service.metrics.as_text().decode()
             case "statistics":
-                return service.metrics.told(value)
+                return service.metrics.durations()
             case "present":
                 present()
         return None
@@ -393,41 +327,30 @@ async def _follow(group: socket.socket, service: Service, present: Callable[[], 
 class _Server(uvicorn.Server):
     """Uvicorn's server with another end: after SIGTERM it takes requests for a while, and says that it ends."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        service: Service,
-        drain: float,
-        rpc: RpcServer | None,
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, rpc: RpcServer | None) -> None:
         super().__init__(config)
-        self._service, self._drain, self._rpc = service, drain, rpc
+        self._service, self._rpc = service, rpc
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # To close a socket resets the connections that nobody has accepted yet, asyncio's server those that it has not
         # attached yet, and uvicorn those with bytes that nobody has read: so all are taken, and get a moment.
-        loop = asyncio.get_running_loop()
+        loop, make = asyncio.get_running_loop(), functools.partial(_Protocol, self.config, self.server_state, {})
         for listener in sockets or ():
             loop.remove_reader(listener)
             await asyncio.sleep(_ATTACHING)
             with contextlib.suppress(BlockingIOError):  # there are no more
                 while True:
-                    connection, _ = listener.accept()
-                    await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
+                    await loop.connect_accepted_socket(make, listener.accept()[0], ssl=self.config.ssl)
         for server in self.servers:
             server.close()
         await asyncio.sleep(_LAST)
         stops = [self._rpc.stop()] if self._rpc else []
         await asyncio.gather(super().shutdown(sockets), *stops)
 
-    def _protocol(self) -> asyncio.Protocol:
-        protocol: Any = self.config.http_protocol_class
-        return protocol(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[no-any-return]
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number, seconds in ((signal.SIGTERM, self._drain), (signal.SIGINT, 0)):
+        for number, seconds in ((signal.SIGTERM, self._service.options.drain), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._end, seconds)
         yield
 
@@ -436,94 +359,97 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(seconds, setattr, self, "should_exit", True)
 
 
-def _protocol(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol that waits no longer than that for headers, and for a client to read its answer.
+class _Protocol(HttpToolsProtocol):
+    """Uvicorn's protocol with limits of headers, and of the time for them and for a client to read its answer.
 
-    uvicorn itself waits for headers forever, and takes any number of them.
+    answering: the task that answers a request; it is cancelled if the client leaves.
     """
 
-    class Protocol(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-        _ends_with: str | None = None  # why bytes were refused: no more are read
-        _beside = 0  # bytes since the last that belong to headers that are complete, or to a body
-        _in_body = False
+    answering: asyncio.Task[None] | None = None
+    is_lost = False
+    _timer: asyncio.TimerHandle
+    _since: float | None = None  # since when we wait for the client; None: we do not
+    _ends_with: str | None = None  # why bytes were refused: no more are read
+    _beside = 0  # bytes since the last that belong to headers that are complete, or to a body
+    _in_body = False
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._limit()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._look()
 
-        def data_received(self, data: bytes) -> None:
-            if self._ends_with is not None:
-                return
-            if self.timeout_keep_alive_task is not None and self._timer is not None:  # a request begins
-                self._timer.cancel()
-                self._timer = None
-            self._beside += len(data)
-            super().data_received(data)
-            if self._beside > MOST_HEADERS and self._ends_with is None:
-                self.send_400_response(f"the headers are over the limit of {MOST_HEADERS:,} bytes")
-            self._limit()
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            if not self._in_body:  # what follows a body in chunks changes nothing any more
-                super().on_header(name, value)
-
-        def on_headers_complete(self) -> None:
-            self._beside, self._in_body = 0, True
-            super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            self._beside = 0
-            super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self._beside, self._in_body = 0, False
-            super().on_message_complete()
-
-        def send_400_response(self, msg: str) -> None:
-            """Refuse bytes that are not HTTP, as everything else: with JSON, and after the answers before."""
-            self._ends_with = msg
-            if self._under_way and not self.cycle.more_body:
-                return
-            if self._under_way:  # it will not be whole
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-            body = json.dumps({"error": msg}).encode()
-            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
-            # With bytes that nobody has read, to close is to reset, and the client may not see the answer.
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
-            self.loop.call_later(_LAST, self.transport.close)
-
-        def connection_lost(self, error: Exception | None) -> None:
-            super().connection_lost(error)
-            if self._timer is not None:
-                self._timer.cancel()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self._ends_with is not None and not self.pipeline and not self.transport.is_closing():
-                self.send_400_response(self._ends_with)
-            self._limit()
-
-        @property
-        def _under_way(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
-
-        def _limit(self) -> None:
-            """Start the limit if no request is under way, and end it if one is."""
-            if self._under_way and self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            elif not self._under_way and self._timer is None:
-                self._timer = self.loop.call_later(seconds, self._close)
-
-        def _close(self) -> None:
-            self._timer = None
+    def _look(self) -> None:
+        """Close a connection whose client is slow, now or when it may be."""
+        left = seconds = self.config.seconds  # type: ignore[attr-defined]
+        if self._since is not None and (left := self._since + seconds - self.loop.time()) <= 0:
             if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
                 self.transport.abort()
-            elif self.timeout_keep_alive_task is None and not self._under_way:
-                self.transport.close()  # a connection without a request ends as `keep_alive` says
+                return
+            if self.timeout_keep_alive_task is None:
+                self.transport.close()
+                return
+            self._since, left = None, seconds  # a connection without a request ends as `keep_alive` says
+        self._timer = self.loop.call_later(left, self._look)
 
-    return Protocol
+    def data_received(self, data: bytes) -> None:
+        if self._ends_with is not None:
+            return
+        if self.timeout_keep_alive_task is not None:  # a request begins
+            self._since = self.loop.time()
+        self._beside += len(data)
+        super().data_received(data)
+        if self._beside > MOST_HEADERS and self._ends_with is None:
+            self.send_400_response(f"the headers are over the limit of {MOST_HEADERS:,} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # what follows a body in chunks changes nothing any more
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._beside, self._in_body, self._since = 0, True, None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._beside = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._beside, self._in_body = 0, False
+        super().on_message_complete()
+
+    @property
+    def _under_way(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are not HTTP, as everything else: with JSON, and after the answers before."""
+        self._ends_with = msg
+        if self._under_way and not self.cycle.more_body:
+            return
+        if self._under_way:  # it will not be whole
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = json.dumps({"error": msg}).encode()
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        # With bytes that nobody has read, to close is to reset, and the client may not see the answer.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LAST, self.transport.close)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._timer.cancel()
+        self.is_lost = True
+        if self.answering is not None:
+            self.answering.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._since = None if self._under_way else self.loop.time()
+        if self._ends_with is not None and not self.pipeline and not self.transport.is_closing():
+            self.send_400_response(self._ends_with)

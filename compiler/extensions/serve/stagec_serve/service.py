@@ -7,9 +7,11 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
 from stagec.core.builds.version import VERSION
 from stagec.core.messages.errors import StagecError
@@ -17,7 +19,7 @@ from stagec.core.messages.refusal import Refusal
 from stagec_serve import access
 from stagec_serve.batching import Batcher
 from stagec_serve.encoding import InterfaceOf, Request, known_parameters
-from stagec_serve.metrics import Metrics
+from stagec_serve.metrics import Metrics, Took, statistics
 from stagec_serve.model import Model
 from stagec_serve.refusal import STATUS, RequestError
 from stagec_serve.sequences import Sequences, Step
@@ -26,25 +28,10 @@ from stagec_serve.tensors import Interface
 from stagec_serve.trust import Tokens
 
 Answer = TypeVar("Answer")
-_EXTENSIONS = ("model_configuration", "sequence", "statistics", "parameters")
+_EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "sequence", "statistics", "parameters"]
 _UNLOADED = "was unloaded by a client"
 _LARGE = 2**16
 """Requests of more bytes are read and written in a thread, so that other requests do not wait."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one request, and of all together.
-
-    body: bytes of a request's body. bodies: bytes of all bodies that the server holds.
-    seconds: for the body of a request to arrive, and then for its answer to be made.
-    strict: whether a parameter that the server does not know is an error.
-    """
-
-    body: int = 2**26
-    bodies: int = 2**29
-    seconds: float = 60
-    strict: bool = False
 
 
 @dataclass(eq=False)
@@ -52,15 +39,14 @@ class Repository:
     """The models of a bundle, loaded.
 
     batchers: of the models by name. left_out: why other functions of the bundle are not offered, by name.
-    swapping: gives models other weights; None: there are no models. close: unloads the bundle.
+    swapping: gives models other weights, and unloads the bundle; None: there are no models.
     unloaded: models that a client has unloaded. users: requests under way, and states of sequences.
     replaced: whether another one is offered instead; then it is closed when it has no users.
     """
 
-    batchers: Mapping[str, Batcher]
-    left_out: Mapping[str, str]
-    swapping: Swapping | None
-    close: Callable[[], None]
+    batchers: Mapping[str, Batcher] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    swapping: Swapping | None = None
     unloaded: set[str] = field(default_factory=set)
     users: int = 0
     replaced: bool = False
@@ -69,31 +55,25 @@ class Repository:
         """Count one more user."""
         self.users += 1
 
-    def leave(self) -> None:
-        """Count one less."""
-        self.users -= 1
-        self.close_unused()
-
-    def close_unused(self) -> None:
-        """Unload the bundle if nobody needs it any more."""
+    def leave(self, users: int = 1) -> None:
+        """Count one less, and unload the bundle if nobody needs it any more."""
+        self.users -= users
         if self.replaced and not self.users:
             self.close()
 
-
-class Chosen(NamedTuple):
-    """The queue of a model, and the repository that has it."""
-
-    batcher: Batcher
-    repository: Repository
+    def close(self) -> None:
+        """Unload the bundle."""
+        if self.swapping:
+            self.swapping.close()
 
 
 class Service:
     """The models of a server.
 
-    metrics, limits: of all requests. ending: whether the server ends: it is not ready any more.
+    metrics, options: of all requests; the options are the command's. ending: whether it ends: it is not ready any more.
     control_port: the only one on which clients load and unload models; None: every one.
     repository: the models that are offered. loading: how far the first load is; "" when it is done.
-    agree: makes a change (`prepare`), here or in all workers. drop: undoes a `prepare`.
+    agree: makes a change (`prepare`), here or in all workers.
     ask: asks all workers for "metrics" or "statistics"; None: there are none.
     others: how many of the workers are ready; "": all are.
     """
@@ -101,32 +81,26 @@ class Service:
     def __init__(
         self,
         metrics: Metrics,
-        limits: Limits,
+        options: Namespace,
         load: Callable[[], Repository],
-        control: bool = False,
-        sequences: Sequences | None = None,
+        sequences: Sequences,
         tokens: Tokens | None = None,
+        control_port: int | None = None,
     ) -> None:
         """There are no models before the first `reload`.
 
         load: loads the bundle as it is now; it takes long, and runs in a thread.
-
-        control: whether clients may load and unload models. tokens: of which a request needs one; None: it needs none.
+        tokens: of which a request needs one; None: it needs none.
         """
-        self.control_port: int | None = None
-        self.metrics, self.limits = metrics, limits
-        self.ending = False
-        self.repository = Repository({}, {}, None, lambda: None)
-        self.loading = "nothing is loaded"
-        self._load, self._control, self._tokens = load, control, tokens
-        self._loading = asyncio.Lock()
-        self._held = 0
-        self._sequences = sequences or Sequences(1, 60, metrics)
+        self.metrics, self.options, self.control_port = metrics, options, control_port
+        self.body, self._most = options.body * 2**20, options.memory * 2**20
+        self.repository = Repository()
+        self.loading, self.others, self.ending = "nothing is loaded", "", False
+        self._load, self._sequences, self._tokens = load, sequences, tokens
+        self._changing, self._held = asyncio.Lock(), 0
+        self._prepared: tuple[Callable[[], None], Callable[[], None]] | None = None
         self.agree: Callable[[Mapping[str, Any]], Awaitable[None]] = self._alone
-        self.ask: Callable[[str, object], Awaitable[Any]] | None = None
-        self.others = ""
-        self._take: Callable[[], None] = lambda: None
-        self.drop: Callable[[], None] = lambda: None
+        self.ask: Callable[[str], Awaitable[Any]] | None = None
 
     @property
     def ready(self) -> bool:
@@ -135,7 +109,7 @@ class Service:
 
     async def exposition(self) -> bytes:
         """Return the metrics for Prometheus."""
-        return (await self.ask("metrics", None)).encode() if self.ask else self.metrics.as_text()
+        return (await self.ask("metrics")).encode() if self.ask else self.metrics.as_text()
 
     def tell(self, progress: str) -> None:
         """Take how far loading is. It may be called in any thread."""
@@ -147,15 +121,14 @@ class Service:
         if self._tokens is not None:
             self._tokens.check(headers)
 
-    def metadata(self, extensions: Sequence[str]) -> dict[str, Any]:
-        """Return the protocol's metadata of a server. extensions: of the protocol, those of the caller."""
-        return {"name": "stagec", "version": VERSION, "extensions": [*extensions, *_EXTENSIONS]}
-
-    def batcher(self, name: str, version: str | None) -> Batcher:
-        """Return the queue of a model. version: None: any. Raises RequestError ("not-found", "unavailable")."""
-        repository = self.repository
+    def _check_ready(self) -> None:
         if self.loading:
             raise RequestError("unavailable", f"the server is not ready: {self.loading}")
+
+    def batcher(self, name: str, version: str | None = None) -> Batcher:
+        """Return the queue of a model. version: None: any. Raises RequestError ("not-found", "unavailable")."""
+        self._check_ready()
+        repository = self.repository
         if name in repository.left_out:
             raise RequestError("unavailable", repository.left_out[name])
         if name in repository.unloaded:
@@ -168,20 +141,32 @@ class Service:
             raise RequestError("not-found", f"{name} has version {batcher.model.version} and no other")
         return batcher
 
-    def config(self, batcher: Batcher) -> dict[str, Any]:
-        """Return Triton's ModelConfig of a model."""
-        return batcher.config(self._sequences.idle(batcher.model))
+    async def told(self, method: str, name: str = "", version: str | None = None, ready: bool = False) -> Any:
+        """Return the answer to a method of the protocol that says how something is.
 
-    async def statistics(self, name: str = "", version: str | None = None) -> dict[str, Any]:
-        """Return Triton's statistics of a model, or of all. Raises RequestError as `batcher`."""
-        batchers = [self.batcher(name, version)] if name else self.repository.batchers.values()
-        models = [(batcher.model.name, batcher.model.version) for batcher in batchers]
-        of = await self.ask("statistics", models) if self.ask else self.metrics.told(models)
-        return {"model_stats": of}
-
-    def index(self, ready: bool = False) -> list[dict[str, str]]:
-        """Return name, version, state and reason of each model. ready: of those that can be asked alone."""
-        return [row for row in self._index() if not ready or row["state"] == "READY"]
+        ready: of the index: models that can be asked alone. Raises RequestError as `batcher`.
+        """
+        match method:
+            case "ServerLive":
+                return {"live": True}
+            case "ServerReady":
+                return {"ready": self.ready}
+            case "ServerMetadata":
+                return {"name": "stagec", "version": VERSION, "extensions": _EXTENSIONS}
+            case "RepositoryIndex":
+                return {"models": [row for row in self._index() if not ready or row["state"] == "READY"]}
+            case "ModelStatistics":
+                batchers = [self.batcher(name, version)] if name else self.repository.batchers.values()
+                took: Took = await self.ask("statistics") if self.ask else self.metrics.durations()
+                models = [batcher.model for batcher in batchers]
+                return {"model_stats": [statistics(model.name, model.version, took) for model in models]}
+        batcher = self.batcher(name, version)
+        match method:
+            case "ModelReady":
+                return {"name": name, "ready": True}
+            case "ModelConfig":
+                return {"config": batcher.model.config(batcher.delay, self._sequences.idle(batcher.model))}
+        return batcher.model.metadata()
 
     def _index(self) -> Iterator[dict[str, str]]:
         repository = self.repository
@@ -199,49 +184,48 @@ class Service:
         "unavailable", "request").
         """
         repository = self.repository
-        if not self._control:
+        if not self.options.control and self.control_port is None:
             what = f"{name[:200]}: this server does not {change} models for clients; start it with --control"
             raise RequestError("unsupported", what)
         if self.control_port not in (None, port):
             raise RequestError("unsupported", f"{name[:200]}: this port does not {change} models; --control-port does")
-        if self.loading:
-            raise RequestError("unavailable", f"the server is not ready: {self.loading}")
+        self._check_ready()
         if change == "load" and parameters:
-            self.batcher(name, None)
+            self.batcher(name)
             await self.agree({"kind": "weights", "name": name, "parameters": dict(parameters)})
             return
         known_parameters(name, parameters, True, "unload_dependents")  # there are none
         unloaded = repository.unloaded - {name}
-        if change == "load" and name not in repository.unloaded:
-            assert repository.swapping is not None
-            others = {model: given for model, given in repository.swapping.given.items() if model != name}
-            try:
-                await self.agree({"kind": "bundle", "weights": others, "unloaded": sorted(unloaded)})
-            except (StagecError, Refusal) as error:
-                raise RequestError("unavailable", str(error).partition("\n")[0]) from error
-            self.batcher(name, None)
+        if change == "unload" or name in repository.unloaded:
+            if name not in repository.unloaded:
+                self.batcher(name)
+            unloaded |= {name} if change == "unload" else set()
+            await self.agree({"kind": "unloaded", "unloaded": sorted(unloaded)})
             return
-        if name not in repository.unloaded:
-            self.batcher(name, None)
-        unloaded |= {name} if change == "unload" else set()
-        await self.agree({"kind": "unloaded", "unloaded": sorted(unloaded)})
+        assert repository.swapping is not None
+        others = {model: given for model, given in repository.swapping.given.items() if model != name}
+        try:
+            await self.agree({"kind": "bundle", "weights": others, "unloaded": sorted(unloaded)})
+        except (StagecError, Refusal) as error:
+            raise RequestError("unavailable", str(error).partition("\n")[0]) from error
+        self.batcher(name)
 
     async def reload(self) -> None:
         """Load the bundle's file, and offer its models instead of the present ones, with the weights that it has.
 
         Models that a client has unloaded stay so. Running requests end with their models, which are unloaded then.
-        Raises the errors of `load`, and RequestError ("unavailable") if it lacks a model that is offered now; then
+        Raises the errors of loading, and RequestError ("unavailable") if it lacks a model that is offered now; then
         nothing has changed.
         """
         await self.agree({"kind": "bundle", "weights": {}, "unloaded": sorted(self.repository.unloaded)})
 
     async def _alone(self, what: Mapping[str, Any]) -> None:
-        async with self._loading:
+        async with self._changing:
             await self.prepare(what)
-            self.take()
+            self.end(taken=True)
 
     async def prepare(self, what: Mapping[str, Any]) -> dict[str, str]:
-        """Do all of a change that can fail; return the digest of each model after it. Then `take` or `drop` it.
+        """Do all of a change that can fail; return the digest of each model after it. Then `end` it.
 
         what: "kind" is "bundle" (load the file again, with "weights", for each model that has others, and without
         those of "unloaded"), "weights" ("name" and "parameters" as of `Swapping.load`), or "unloaded". Raises the
@@ -251,37 +235,44 @@ class Service:
         match what["kind"]:
             case "bundle":
                 try:
-                    new = await self._loaded(what)
+                    repository = await self._loaded(what)
                 except BaseException:
                     self.metrics.loads.labels("failed").inc()
                     raise
-                self._take, self.drop = functools.partial(self.replace, new), new.close
-                return {name: batcher.model.digest for name, batcher in new.batchers.items()}
+                self._prepared = functools.partial(self._replace, repository), repository.close
             case "weights":
-                batcher = self.batcher(what["name"], None)
+                batcher = self.batcher(what["name"])
                 assert repository.swapping is not None
                 take = await repository.swapping.load(batcher, what["parameters"])
-                self._take = functools.partial(self._with_weights, take, batcher, what["parameters"]["weights"])
+                with_weights = functools.partial(self._with_weights, take, batcher, what["parameters"]["weights"])
+                self._prepared = with_weights, lambda: None
             case "unloaded":
-                self._take = functools.partial(setattr, repository, "unloaded", {*what["unloaded"]})
+                self._prepared = functools.partial(setattr, repository, "unloaded", {*what["unloaded"]}), lambda: None
         return {name: batcher.model.digest for name, batcher in repository.batchers.items()}
 
-    def take(self) -> None:
-        """Let what was prepared last be what is offered."""
-        take = self._take
-        self._take = self.drop = lambda: None
-        take()
+    def end(self, taken: bool) -> None:
+        """Let what was prepared last be what is offered, or undo it."""
+        prepared, self._prepared = self._prepared, None
+        if prepared:
+            prepared[0 if taken else 1]()
 
     def _with_weights(self, take: Callable[[], None], batcher: Batcher, file: str) -> None:
         take()
         what = "%s has the weights of %s from the next request on; its digest is %s"
         self.metrics.log.info(what, batcher.model.name, file, batcher.model.digest)
-        self._tell(self.repository)
+        self._offer()
 
     async def _loaded(self, what: Mapping[str, Any]) -> Repository:
+        """Return the bundle's models, of which each can take the place of the present one."""
         new = await _in_daemon(self._load)
         try:
-            self._check(new, {*what["unloaded"]})
+            if not new.batchers:
+                why = "; ".join(f"{name}: {reason}" for name, reason in new.left_out.items())
+                raise RequestError("unavailable", f"nothing can be served: {why or 'the bundle is empty'}")
+            lacking = sorted(self.repository.batchers.keys() - {*what["unloaded"]} - new.batchers.keys())
+            if lacking:
+                why = "; ".join(f"{name}: {new.left_out.get(name, 'it has none')}" for name in lacking)
+                raise RequestError("unavailable", f"the new bundle cannot serve what the old one serves: {why}")
             for name, given in what["weights"].items():
                 if name in new.batchers and new.swapping is not None:
                     (await new.swapping.load(new.batchers[name], given))()
@@ -291,57 +282,43 @@ class Service:
         new.unloaded = {*what["unloaded"]} & new.batchers.keys()
         return new
 
-    def _check(self, new: Repository, unloaded: set[str]) -> None:
-        """Raise RequestError ("unavailable") if other models cannot take the place of the present ones."""
-        if not new.batchers:
-            why = "; ".join(f"{name}: {reason}" for name, reason in new.left_out.items())
-            raise RequestError("unavailable", f"nothing can be served: {why or 'the bundle is empty'}")
-        needed = self.repository.batchers.keys() - unloaded
-        lacking = [f"{name}: {new.left_out.get(name, 'it has none')}" for name in sorted(needed - new.batchers.keys())]
-        if lacking:
-            what = f"the new bundle cannot serve what the old one serves: {'; '.join(lacking)}"
-            raise RequestError("unavailable", what)
-
-    def replace(self, repository: Repository) -> None:
+    def _replace(self, repository: Repository) -> None:
         """Offer other models from the next request on."""
         self.metrics.loads.labels("loaded").inc()
         old, self.repository = self.repository, repository
         self.loading = ""
-        versions = {
-            name: f"{batcher.model.version} ({batcher.model.digest})" for name, batcher in repository.batchers.items()
-        }
-        self.metrics.log.info("models are %s", versions)
-        self._tell(repository)
+        models = [batcher.model for batcher in repository.batchers.values()]
+        self.metrics.log.info("models are %s", {model.name: f"{model.version} ({model.digest})" for model in models})
+        self._offer()
         old.replaced = True
-        old.close_unused()
+        old.leave(0)
 
-    def _tell(self, repository: Repository) -> None:
-        models = (batcher.model for batcher in repository.batchers.values())
+    def _offer(self) -> None:
+        models = (batcher.model for batcher in self.repository.batchers.values())
         self.metrics.offered((m.name, m.version, m.digest, m.target, m.kind) for m in models)
 
     @contextlib.contextmanager
-    def counted(self, name: str, version: str | None) -> Iterator[Chosen]:
-        """Yield the queue of a model for one request, and count the request by its outcome. Raises as `batcher`."""
-        chosen = Chosen(self.batcher(name, version), self.repository)
-        status = 499  # a client that is gone, as nginx counts it
+    def counted(self, name: str, version: str | None) -> Iterator[Repository]:
+        """Yield who has a model, for one request, and count the request by its outcome. Raises as `batcher`."""
+        self.batcher(name, version)
+        repository, status = self.repository, 499  # a client that is gone, as nginx counts it
         began = time.monotonic()
-        chosen.repository.enter()
+        repository.enter()
         access.note(model=name)
         try:
-            yield chosen
+            yield repository
             status = 200
         except RequestError as error:
             status = STATUS[error.code]
             raise
         finally:
             self.metrics.requests.labels(name, status).inc()
-            outcome = "success" if status == 200 else "fail"
-            self.metrics.statistics[name].of[outcome].add(time.monotonic() - began)
-            chosen.repository.leave()
+            self.metrics.took(name, "success" if status == 200 else "fail", time.monotonic() - began)
+            repository.leave()
 
     def hold(self, count: int, held: contextlib.ExitStack) -> None:
         """Count bytes of a request, until `held` ends. Raises RequestError ("busy") if they are too many."""
-        if self._held + count > self.limits.bodies:
+        if self._held + count > self._most:
             raise RequestError("busy", "the server holds as many bytes of requests as it may; try again later")
         self._hold(count)
         held.callback(self._hold, -count)
@@ -351,7 +328,8 @@ class Service:
 
     async def answer(
         self,
-        chosen: Chosen,
+        name: str,
+        repository: Repository,
         size: int,
         held: contextlib.ExitStack,
         read: Callable[[InterfaceOf], Request],
@@ -359,79 +337,68 @@ class Service:
     ) -> Answer:
         """Return the output of `write` for a request's results.
 
-        size: bytes of the request, which `read` reads. held: as of `hold`; work that outlives this keeps it.
-        Raises RequestError ("timeout"), and the errors of these functions, `Sequences.begin` and `Batcher.call`.
+        name, repository: of its model. size: bytes of the request, which `read` reads. held: as of `hold`; work that
+        outlives this keeps it. Raises RequestError ("timeout"), and the errors of these functions, `Sequences.begin`
+        and `Batcher.call`.
         """
-        name, seconds = chosen.batcher.model.name, self.limits.seconds
-        loop, of = asyncio.get_running_loop(), self.metrics.statistics[name].of
+        seconds, now, metrics = self.options.timeout, asyncio.get_running_loop().time, self.metrics
 
         def interface_of(step: Step | None) -> Interface:
-            return self._living(chosen, step).batcher.model.interface
+            return self._living(name, repository, step).batchers[name].model.interface
 
-        with self.metrics.seconds.labels(name).time():
-            try:
-                async with asyncio.timeout(seconds) as limit:
-                    began = loop.time()
-                    request = await maybe_in_thread(size, held, lambda: read(interface_of))
-                    of["compute_input"].add(loop.time() - began)
-                    if 0 < request.timeout < seconds:
-                        seconds = request.timeout
-                        limit.reschedule(began + seconds)
-                    access.note(id=request.request_id)
-                    batcher, repository = self._living(chosen, request.step)
-                    model, step, begin = batcher.model, request.step, None
-                    if step is not None:
-                        begin = functools.partial(self._sequences.begin, model, step, repository)
-                    results = await batcher.call(request.arrays, begin, model, held, request.priority)
-                    size, began = sum(array.nbytes for array in results), loop.time()
-                    answer = await maybe_in_thread(size, held, lambda: write(model, request, results))
-                    of["compute_output"].add(loop.time() - began)
-                    return answer
-            except TimeoutError:
-                raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
+        began = came = now()
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                request = await maybe_in_thread(size, held, lambda: read(interface_of))
+                metrics.took(name, "compute_input", now() - began)
+                if 0 < request.timeout < seconds:
+                    seconds = request.timeout
+                    limit.reschedule(began + seconds)
+                access.note(id=request.request_id)
+                owner, step, begin = self._living(name, repository, request.step), request.step, None
+                batcher = owner.batchers[name]
+                model = batcher.model
+                if step is not None:
+                    begin = functools.partial(self._sequences.begin, model, step, owner)
+                results = await batcher.call(request.arrays, begin, model, held, request.priority)
+                size, began = sum(array.nbytes for array in results), now()
+                answer = await maybe_in_thread(size, held, lambda: write(model, request, results))
+                metrics.took(name, "compute_output", now() - began)
+                return answer
+        except TimeoutError:
+            raise RequestError("timeout", f"{name} took over {seconds:g} seconds") from None
+        finally:
+            metrics.seconds.labels(name).observe(now() - came)
 
-    def _living(self, chosen: Chosen, step: Step | None) -> Chosen:
-        """Return the models for a request; a sequence keeps the bundle of its first request."""
-        model = chosen.batcher.model
+    def _living(self, name: str, repository: Repository, step: Step | None) -> Repository:
+        """Return who has the model for a request; a sequence keeps the bundle of its first request."""
+        model = repository.batchers[name].model
         if step is None and model.states:
             what = f"it keeps {', '.join(model.states)} for a sequence: give the parameter sequence_id"
-            raise RequestError("request", f"{model.name}: {what}")
+            raise RequestError("request", f"{name}: {what}")
         if step is not None and not model.states:
-            raise RequestError("unsupported", f"{model.name} keeps no state: sequence_id is for functions that do")
-        owner = self._sequences.owner(model, step)
-        if owner is None or owner is chosen.repository:
-            return chosen
+            raise RequestError("unsupported", f"{name} keeps no state: sequence_id is for functions that do")
+        owner = self._sequences.owner(model, step) or repository
         assert isinstance(owner, Repository)
-        if model.name not in owner.batchers:
+        if name not in owner.batchers:
             what = "the sequence has a bundle that has no such model, and was replaced: begin another one"
-            raise RequestError("not-found", f"{model.name}: {what}")
-        return Chosen(owner.batchers[model.name], owner)
+            raise RequestError("not-found", f"{name}: {what}")
+        return owner
 
 
 async def _in_daemon(work: Callable[[], Answer]) -> Answer:
     """Do work in a thread for which nobody waits when the process ends: a load may take minutes."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Answer] = loop.create_future()
-
-    def set_result(result: Answer | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(cast("Answer", result))
+    future: Future[Answer] = Future()
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
-        result, failed = None, None
         try:
-            result = work()
+            future.set_result(work())
         except BaseException as error:  # noqa: BLE001  # who waits gets it
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(set_result, result, failed)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="stagec-load", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 async def maybe_in_thread(size: int, held: contextlib.ExitStack, work: Callable[[], Answer]) -> Answer:

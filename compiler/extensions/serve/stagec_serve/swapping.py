@@ -1,4 +1,4 @@
-"""Other weights for a model of a server, while it runs."""
+"""Other weights for the models of a server, at its start and while it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stagec.core.data import paths, strict_json
 from stagec.core.messages.errors import mistake
@@ -24,44 +24,6 @@ _NAME = re.compile(rf"{paths.PLAIN}\.safetensors")
 _PARAMETERS = json_shapes.shape({"weights": str, "file?": str})
 
 
-class Adapted(NamedTuple):
-    """Models with weights of other files, by name, and the bundle that has these for each."""
-
-    models: Mapping[str, Model]
-    bundles: Mapping[str, Bundle]
-
-
-def adapted(
-    bundle: Bundle,
-    models: Mapping[str, Model],
-    files: Mapping[str, str],
-    of: str | None = None,
-    keys: Sequence[Key] | None = None,
-) -> Adapted:
-    """Return `FUNCTION.NAME` for each file and each function that binds the replaced file.
-
-    They share the executables and equal arrays. Other arrays are mapped at the first request.
-    files: by NAME. of: the file that they replace, as the manifest names it; None: the only one. keys: trusted keys;
-    these must have signed them. Raises LoadError, StagecError.
-    """
-    bound = {
-        name: {weight.partition(":")[0] for weight in model.usage.bound.values()} for name, model in models.items()
-    }
-    every = sorted(set().union(*bound.values()))
-    if files and of not in every and (of is not None or len(every) != 1):
-        what = f"--adapter-of is {of}" if of else "--adapter needs --adapter-of"
-        raise mistake(f"{what}: the files are {', '.join(every) or 'none'}", "name one of them")
-    chosen: dict[str, Model] = {}
-    bundles: dict[str, Bundle] = {}
-    for name, path in files.items():
-        view = bundle.with_weights(path, of, keys=keys)
-        for function, model in models.items():
-            if (of or every[0]) in bound[function]:
-                chosen[f"{function}.{name}"] = model.of(view, f"{function}.{name}", warm=False)
-                bundles[f"{function}.{name}"] = view
-    return Adapted(chosen, bundles)
-
-
 class Swapping:
     """Loads files of weights from one folder, and from no other.
 
@@ -69,20 +31,36 @@ class Swapping:
     It closes nothing that a call may use: the old data of a model is freed after its last call.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        folder: str | Path,
-        keys: Sequence[Key] | None = None,
-        adapted: Mapping[str, Bundle] | None = None,
-    ) -> None:
-        """bundle: that of the models; adapted: that of some, by name.
-
-        keys: who must have signed the files, as for `Bundle.with_weights`.
-        """
+    def __init__(self, bundle: Bundle, folder: str | Path, keys: Sequence[Key] | None = None) -> None:
+        """bundle: that of the models. keys: who must have signed the files, as for `Bundle.with_weights`."""
         self._bundle, self._folder, self._keys = bundle, Path(folder).resolve(), keys
-        self._bundles = dict(adapted or {})
+        self._bundles: dict[str, Bundle] = {}
         self.given: dict[str, Mapping[str, object]] = {}
+
+    def adapted(self, models: Mapping[str, Model], files: Mapping[str, str], of: str | None = None) -> dict[str, Model]:
+        """Return `FUNCTION.NAME` for each file and each function that binds the replaced file.
+
+        They share the executables and equal arrays. Other arrays are mapped at the first request.
+        files: by NAME. of: the file that they replace, as the manifest names it; None: the only one. Raises LoadError,
+        StagecError.
+        """
+        every = sorted({file for model in models.values() for file in _files(model)})
+        if files and of not in every and (of is not None or len(every) != 1):
+            what = f"--adapter-of is {of}" if of else "--adapter needs --adapter-of"
+            raise mistake(f"{what}: the files are {', '.join(every) or 'none'}", "name one of them")
+        chosen: dict[str, Model] = {}
+        for name, path in files.items():
+            view = self._bundle.with_weights(path, of, keys=self._keys)
+            for model in models.values():
+                if (of or every[0]) in _files(model):
+                    adapter = chosen[f"{model.name}.{name}"] = model.of(view, f"{model.name}.{name}", warm=False)
+                    self._bundles[adapter.name] = view
+        return chosen
+
+    def close(self) -> None:
+        """Unload the bundle."""
+        for each in (*self._bundles.values(), self._bundle):
+            each.close()
 
     async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> Callable[[], None]:
         """Load the weights that a request names for a queue's model, and call it once with each bucket.
@@ -108,16 +86,15 @@ class Swapping:
             what = f'{error}; write "parameters": {{"weights": "NAME.safetensors"}}'
             raise RequestError("request", f"{model.name}: {what}") from None
         name, file = str(parameters["weights"]), parameters.get("file")
-        path = self._folder / name
+        path, mine = self._folder / name, sorted(_files(model))
         if not _NAME.fullmatch(name) or not self._is_below(path):
             what = f"{strict_json.shown(name)!r} is not the path of a .safetensors file below the server's folder"
             raise RequestError("request", f"{model.name}: {what}")
-        mine = sorted({weight.partition(":")[0] for weight in model.usage.bound.values()})
         if not mine or file not in (None, *mine):
             what = f"it takes its weights from {', '.join(mine)}" if mine else "no argument of it is bound to weights"
             raise RequestError("request", f"{model.name}: {what}")
-        before = self._bundles.get(model.name, self._bundle)
         try:
+            before = self._bundles.get(model.name, self._bundle)
             bundle = before.with_weights(path, None if file is None else str(file), keys=self._keys)
             return model.of(bundle), bundle
         except Refusal as error:
@@ -129,3 +106,8 @@ class Swapping:
         except (OSError, RuntimeError):  # links that lead to each other
             return False
         return real.is_relative_to(self._folder) and not real.is_symlink()  # Python 3.13 leaves such links as they are
+
+
+def _files(model: Model) -> set[str]:
+    """Return the files of weights that a model binds."""
+    return {weight.partition(":")[0] for weight in model.usage.bound.values()}

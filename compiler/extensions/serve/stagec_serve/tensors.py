@@ -8,7 +8,7 @@ state are not inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,15 +55,16 @@ class Tensor(NamedTuple):
         Raises RequestError ("request"). Which sizes the others may have, `Model.fit` decides.
         """
         if datatype != self.datatype:
-            raise RequestError("request", f"{self.name}: datatype is {_shown(datatype)}; expected {self.datatype}")
-        if not isinstance(shape, list | tuple) or not all(type(size) is int for size in shape):
-            raise RequestError("request", f"{self.name}: shape is {_shown(shape)}; expected a list of whole numbers")
-        sizes = tuple(shape)
-        fixed = [size if isinstance(dim, str) else dim for dim, size in zip(self.aval.shape, sizes, strict=False)]
-        fits = len(sizes) == len(self.aval.shape) and sizes == tuple(fixed)
-        if not fits or not all(0 <= size <= _LARGEST for size in sizes):
-            raise RequestError("request", f"{self.name}: shape is {_shown(list(sizes))}; expected {self.aval}")
-        return sizes
+            raise self._wrong(f"datatype is {_shown(datatype)}; expected {self.datatype}")
+        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+            raise self._wrong(f"shape is {_shown(shape)}; expected a list of whole numbers")
+        fits = len(shape) == len(self.aval.shape) and all(
+            0 <= size <= _LARGEST and (isinstance(dim, str) or size == dim)
+            for dim, size in zip(self.aval.shape, shape, strict=True)
+        )
+        if not fits:
+            raise self._wrong(f"shape is {_shown(shape)}; expected {self.aval}")
+        return tuple(shape)
 
     def from_bytes(self, data: memoryview, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the array with the elements `data`, little-endian and in row-major order.
@@ -72,11 +73,11 @@ class Tensor(NamedTuple):
         """
         count = math.prod(shape) * self.dtype.itemsize
         if len(data) != count:
-            raise RequestError("request", f"{self.name}: {len(data):,} bytes; shape {list(shape)} takes {count:,}")
+            raise self._wrong(f"{len(data):,} bytes; shape {list(shape)} takes {count:,}")
         if self.dtype == np.bool_ and np.frombuffer(data, np.uint8).max(initial=0) > 1:
-            raise RequestError("request", f"{self.name}: a BOOL is a byte of 0 or 1")
+            raise self._wrong("a BOOL is a byte of 0 or 1")
         values = np.frombuffer(data, self.dtype)
-        return _shaped(self, values if values.flags.aligned else values.copy(), shape)
+        return self._shaped(values if values.flags.aligned else values.copy(), shape)
 
     def from_numbers(self, data: object, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the array with the numbers of a JSON list as elements, flat in row-major order or nested.
@@ -84,39 +85,56 @@ class Tensor(NamedTuple):
         Raises RequestError ("request") for another number of elements, one of another kind, or one that the dtype
         cannot hold.
         """
-        flat = _flattened(self, data, shape)
-        kind = self.dtype.kind
-        types = {*map(type, flat)}
+        if not isinstance(data, list):
+            raise self._wrong(f"data is {_shown(data)}; expected a list")
+        flat: list[Any] = data
+        for size in shape if data and isinstance(data[0], list) else ():
+            flat = [data] if flat is data else flat
+            if not all(isinstance(row, list) and len(row) == size for row in flat):
+                raise self._wrong(f"data is not nested as shape {list(shape)} says")
+            flat = [value for row in flat for value in row]
+        self._check_count(len(flat), shape)
+        kind, types = self.dtype.kind, {*map(type, flat)}
         allowed = {bool} if kind == "b" else {int} if kind in "iu" else {int, float}
         if kind in "iu" and float in types:  # how -0 is read
             flat = [0 if value == 0 and type(value) is float else value for value in flat]
             types = {*map(type, flat)}
         if not types <= allowed:
             names = ", ".join(sorted(wrong.__name__ for wrong in types - allowed))
-            raise RequestError("request", f"{self.name}: data has {names}; expected values of {self.datatype}")
+            raise self._wrong(f"data has {names}; expected values of {self.datatype}")
         try:
             with np.errstate(over="ignore"):  # the infinity says it
                 values = np.array(flat, self.dtype if kind in "biu" else np.float64).astype(self.dtype)
         except OverflowError as error:
-            raise RequestError("request", f"{self.name}: {error}") from None
+            raise self._wrong(str(error)) from None
         if kind not in "biu" and not np.isfinite(values.astype(np.float64)).all():
-            raise RequestError("request", f"{self.name}: data has a number that is too large for {self.datatype}")
-        return _shaped(self, values, shape)
+            raise self._wrong(f"data has a number that is too large for {self.datatype}")
+        return self._shaped(values, shape)
 
     def from_values(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the array whose elements, in row-major order, are numbers of a wider dtype or of its own.
 
         Raises RequestError ("request") for another number of elements, or an integer that the dtype cannot hold.
         """
-        if len(values) != math.prod(shape):
-            raise RequestError(
-                "request",
-                f"{self.name}: data does not have the {math.prod(shape):,} values that shape {list(shape)} needs",
-            )
+        self._check_count(len(values), shape)
         converted = values.astype(self.dtype)
         if self.dtype.kind in "iu" and (converted != values).any():
-            raise RequestError("request", f"{self.name}: data has a number that {self.datatype} cannot hold")
-        return _shaped(self, converted, shape)
+            raise self._wrong(f"data has a number that {self.datatype} cannot hold")
+        return self._shaped(converted, shape)
+
+    def _check_count(self, count: int, shape: tuple[int, ...]) -> None:
+        if count != math.prod(shape):
+            what = f"data does not have the {math.prod(shape):,} values that shape {list(shape)} needs"
+            raise self._wrong(what)
+
+    def _shaped(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        try:
+            return values.reshape(shape)
+        except ValueError:  # an empty array with sizes whose product is none of NumPy's numbers
+            raise self._wrong(f"shape {list(shape)} is too large") from None
+
+    def _wrong(self, what: str) -> RequestError:
+        return RequestError("request", f"{self.name}: {what}")
 
 
 class Interface(NamedTuple):
@@ -149,32 +167,6 @@ def _tensor(leaf: int, name: str, aval: Aval) -> Tensor:
     if stored.dtype not in DATATYPES:
         raise RequestError("unsupported", f"{name} is {aval}, and the Open Inference Protocol has no such datatype")
     return Tensor(name, leaf, stored, DATATYPES[stored.dtype], dtype_of(stored))
-
-
-def _flattened(tensor: Tensor, data: object, shape: tuple[int, ...]) -> Sequence[Any]:
-    """Return the elements of a list that is flat or nested by `shape`."""
-    if not isinstance(data, list):
-        raise RequestError("request", f"{tensor.name}: data is {_shown(data)}; expected a list")
-    flat: list[Any] = data
-    if data and isinstance(data[0], list):
-        flat = [data]
-        for size in shape:
-            if not all(isinstance(row, list) and len(row) == size for row in flat):
-                raise RequestError("request", f"{tensor.name}: data is not nested as shape {list(shape)} says")
-            flat = [value for row in flat for value in row]
-    if len(flat) != math.prod(shape):
-        raise RequestError(
-            "request",
-            f"{tensor.name}: data does not have the {math.prod(shape):,} values that shape {list(shape)} needs",
-        )
-    return flat
-
-
-def _shaped(tensor: Tensor, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    try:
-        return values.reshape(shape)
-    except ValueError:  # an empty array with sizes whose product is none of NumPy's numbers
-        raise RequestError("request", f"{tensor.name}: shape {list(shape)} is too large") from None
 
 
 def _shown(value: object) -> str:

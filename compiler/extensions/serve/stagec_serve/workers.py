@@ -42,8 +42,7 @@ class Link:
 
     def __init__(self, handle: Handle) -> None:
         """handle: answers the questions of the other end; a RequestError of it is raised there."""
-        self._handle = handle
-        self._numbers = itertools.count()
+        self._handle, self._numbers = handle, itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
@@ -56,31 +55,26 @@ class Link:
     async def run(self) -> None:
         """Answer until the other end is closed."""
         assert self._writer is not None
-        try:
+        with contextlib.suppress(ConnectionError):
             while line := await self._reader.readline():
                 number, kind, value = orjson.loads(line)
-                if kind in ("answer", "refused"):
-                    if (future := self._waiting.pop(number, None)) and not future.done():
-                        future.set_result((kind, value))
-                    continue
-                task = asyncio.create_task(self._answer(number, kind, value))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        except ConnectionError:
-            pass
-        finally:
-            writer, self._writer = self._writer, None
-            writer.close()
-            for future in self._waiting.values():
-                future.cancel()
+                if kind not in ("answer", "refused"):
+                    task = asyncio.create_task(self._answer(number, kind, value))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                elif (future := self._waiting.get(number)) and not future.done():
+                    future.set_result((kind, value))
+        self._writer.close()
+        self._writer = None
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result(("refused", ["unavailable", _GONE]))
 
     async def _answer(self, number: int, kind: str, value: Any) -> None:
         try:
             answer = [number, "answer", await self._handle(kind, value)]
-        except RequestError as error:
-            answer = [number, "refused", [error.code, str(error)]]
         except (StagecError, Refusal) as error:
-            answer = [number, "refused", ["unavailable", str(error)]]
+            answer = [number, "refused", [error.code if isinstance(error, RequestError) else "unavailable", str(error)]]
         except Exception:  # noqa: BLE001  # the other end waits
             answer = [number, "refused", ["failed", traceback.format_exc()]]
         self._write(answer)
@@ -98,17 +92,12 @@ class Link:
         if self._writer is None:
             raise RequestError("unavailable", _GONE)
         number = next(self._numbers)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
         self._write([number, kind, value])
         try:
             answered, told = await future
-        except asyncio.CancelledError:
-            if future.cancelled() and self._writer is None:
-                raise RequestError("unavailable", _GONE) from None
-            raise
         finally:
-            self._waiting.pop(number, None)
+            del self._waiting[number]
         if answered == "refused":
             raise RequestError(*told)
         return told
@@ -130,14 +119,13 @@ class Workers:
 
     def __init__(self, count: int, work: Callable[[int, socket.socket], None]) -> None:
         """work: is a worker: its number, and its end of a link; it returns when the worker ends."""
-        self._count, self._work = count, work
+        self._count, self._work, self.ending = count, work, False
         self._workers: dict[int, _Worker] = {}
         self._past = ""
         self._lock = asyncio.Lock()
         self._agreed: dict[str, Any] | None = None
         self._digests: Mapping[str, str] = {}
-        self._failed: asyncio.Future[None] | None = None
-        self.ending = False
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def loading(self) -> str:
@@ -156,8 +144,6 @@ class Workers:
         listeners: those of the workers, which are closed here at the end, as theirs are. started: is run when all are
         ready for the first time, and until the end. Raises StagecError if they cannot start.
         """
-        loop = asyncio.get_running_loop()
-        self._failed = loop.create_future()
 
         def end(number: int) -> None:
             self.ending = True
@@ -167,18 +153,15 @@ class Workers:
                 os.kill(worker.pid, number)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end, number)
-        kept = [asyncio.create_task(self._keep(number)) for number in range(self._count)]
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+        ended = asyncio.gather(*(self._keep(number) for number in range(self._count)))
         first = asyncio.create_task(self._first(started))
-        try:
-            ended = asyncio.gather(*kept)
-            waited: list[asyncio.Future[Any]] = [ended, self._failed]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                end(signal.SIGINT)
-                await ended
-        finally:
-            first.cancel()
+        waited: list[asyncio.Future[Any]] = [ended, self._failed]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            end(signal.SIGINT)
+        await ended
+        first.cancel()
         if self._failed.done():
             self._failed.result()
 
@@ -193,7 +176,6 @@ class Workers:
             self._fail(str(error))
 
     def _fail(self, text: str) -> None:
-        assert self._failed is not None
         if not self._failed.done() and not self.ending:
             self._failed.set_exception(mistake(text))
 
@@ -201,17 +183,18 @@ class Workers:
         """Start a worker, and another one whenever it ends, until the server ends."""
         tries, told = 0, ""
         while True:
-            worker = await self._forked(number)
-            self._workers[number] = worker
+            worker = self._workers[number] = await self._forked(number)
             if self.ending:  # it did not get the signal
                 os.kill(worker.pid, signal.SIGTERM)
             joining = asyncio.create_task(self._join(worker, told))
             await worker.link.run()
             joining.cancel()
             del self._workers[number]
-            status = await _ended(worker.pid)
+            while not (ended := os.waitpid(worker.pid, os.WNOHANG))[0]:
+                await asyncio.sleep(_LOOK)
             self._past = summed([], [self._past, worker.metrics])
             tries = 0 if worker.is_ready else tries + 1
+            status = os.waitstatus_to_exitcode(ended[1])
             told = f"worker {number} (process {worker.pid}) ended with status {status}; another one starts"
             self._tell()
             await asyncio.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
@@ -220,8 +203,8 @@ class Workers:
 
     async def _forked(self, number: int) -> _Worker:
         ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid:
+
+        if pid := os.fork():
             theirs.close()
             worker = _Worker(number, pid, Link(self._asked))
             await worker.link.open(ours)
@@ -239,8 +222,7 @@ class Workers:
             status = 0
         except (StagecError, Refusal) as error:
             theirs.setblocking(True)
-            with contextlib.suppress(OSError):
-                theirs.sendall(orjson.dumps([-1, "failed", str(error)]) + b"\n")
+            theirs.sendall(orjson.dumps([-1, "failed", str(error)]) + b"\n")
         except BaseException:  # noqa: BLE001  # nothing is above it
             traceback.print_exc()
         finally:
@@ -257,12 +239,10 @@ class Workers:
         try:
             worker.link.tell("log", told)
             async with self._lock:
-                digests = await worker.link.ask("prepare", self._agreed)
-                if digests == self._digests:
-                    await self._take([worker])
-                    return
-                await worker.link.ask("drop")
-            await self.agree(self._agreed)  # the file is another one by now
+                is_same = await worker.link.ask("prepare", self._agreed) == self._digests
+                await self._end([worker], is_same)
+            if not is_same:
+                await self.agree(self._agreed)  # the file is another one by now
         except RequestError as error:
             self.log(f"worker {worker.number} cannot have what the others have: {error}")
             os.kill(worker.pid, signal.SIGKILL)
@@ -272,25 +252,23 @@ class Workers:
         async with self._lock:
             everyone = what["kind"] == "bundle"  # who starts gets the rest with its bundle
             workers = [worker for worker in self._workers.values() if everyone or worker.is_ready]
-            prepared = await asyncio.gather(
-                *(worker.link.ask("prepare", what) for worker in workers), return_exceptions=True
-            )
+            asked = (worker.link.ask("prepare", what) for worker in workers)
+            prepared = await asyncio.gather(*asked, return_exceptions=True)
             errors = [each for each in prepared if isinstance(each, BaseException)]
             digests = [each for each in prepared if isinstance(each, dict)]
             if not errors and any(each != digests[0] for each in digests):
                 errors = [RequestError("unavailable", "the bundle changed while it was read")]
+            if not errors:
+                self._agreed, self._digests = _after(self._agreed, what), digests[0]
+            await self._end(workers, not errors)
             if errors:
-                dropped = (worker.link.ask("drop") for worker in workers)
-                await asyncio.gather(*dropped, return_exceptions=True)
                 raise errors[0]
-            self._agreed, self._digests = _after(self._agreed, what), digests[0]
-            await self._take(workers)
 
-    async def _take(self, workers: Sequence[_Worker]) -> None:
-        # Who ends now gets it when it is started again.
-        taken = await asyncio.gather(*(worker.link.ask("take") for worker in workers), return_exceptions=True)
-        for worker, answer in zip(workers, taken, strict=True):
-            worker.is_ready |= not isinstance(answer, BaseException)
+    async def _end(self, workers: Sequence[_Worker], taken: bool) -> None:
+        """End what workers have prepared. Who ends now gets it when it is started again."""
+        ended = await asyncio.gather(*(worker.link.ask("end", taken) for worker in workers), return_exceptions=True)
+        for worker, answer in zip(workers, ended, strict=True):
+            worker.is_ready |= taken and not isinstance(answer, BaseException)
         self._tell()
 
     async def reload(self) -> None:
@@ -311,28 +289,26 @@ class Workers:
     async def _asked(self, kind: str, value: Any) -> Any:
         match kind:
             case "agree":
-                return await self.agree(value)
+                await self.agree(value)
             case "metrics":
                 return (await self.exposition()).decode()
             case "statistics":
-                return _added(await self._of_all("statistics", value))
+                return [took for each in await self._of_all(kind) if each for took in each]
             case "failed":
                 self._fail(value)
         return None
 
-    async def _of_all(self, kind: str, value: Any) -> list[Any]:
-        asked = (asyncio.wait_for(worker.link.ask(kind, value), _PATIENCE) for worker in self._workers.values())
+    async def _of_all(self, kind: str) -> list[Any]:
+        """Return the answers of all workers; None of one that is busy, or gone."""
+        asked = (asyncio.wait_for(worker.link.ask(kind), _PATIENCE) for worker in self._workers.values())
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+        return [None if isinstance(answer, BaseException) else answer for answer in answers]
 
     async def exposition(self) -> bytes:
         """Return the metrics of all workers together, for Prometheus; also what workers counted that have ended."""
-
-        async def refresh(worker: _Worker) -> None:
-            worker.metrics = await asyncio.wait_for(worker.link.ask("metrics"), _PATIENCE)
-
         workers = [*self._workers.values()]
-        await asyncio.gather(*map(refresh, workers), return_exceptions=True)
+        for worker, text in zip(workers, await self._of_all("metrics"), strict=True):
+            worker.metrics = text or worker.metrics
         return summed([worker.metrics for worker in workers], [self._past]).encode()
 
 
@@ -345,27 +321,3 @@ def _after(agreed: Mapping[str, Any] | None, what: Mapping[str, Any]) -> dict[st
     if what["kind"] == "weights":
         after["weights"][what["name"]] = what["parameters"]
     return after
-
-
-def _added(values: Sequence[Any]) -> Any:
-    """Return the sum of statistics: of numbers in the same place; calls by their rows are put together."""
-    first = values[0]
-    if isinstance(first, dict):
-        joined = {key: [value[key] for value in values] for key in first}
-        largest = "last_inference", "batch_size"
-        return {key: max(each) if key in largest else _added(each) for key, each in joined.items()}
-    if isinstance(first, list):
-        by_key: dict[Any, list[Any]] = {}
-        for row in itertools.chain(*values):
-            by_key.setdefault(row.get("batch_size", row.get("name")), []).append(row)
-        return [_added(rows) for _, rows in sorted(by_key.items(), key=lambda item: str(item[0]).zfill(9))]
-    return first if isinstance(first, str) else sum(values)
-
-
-async def _ended(pid: int) -> int:
-    """Return the exit status of a process that ends; the number of a signal is negative."""
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        await asyncio.sleep(_LOOK)

@@ -1,6 +1,5 @@
 """A server over gRPC, with Triton's client: what it answers, and what ends a call."""
 
-import json
 import queue
 import random
 import signal
@@ -452,8 +451,6 @@ def test_tls_on_both_protocols(served: Path, tmp_path: Path) -> None:
             ["--tls-cert", "none.pem", "--tls-key", "key.pem"],
             "none.pem and key.pem: not a certificate and its key in PEM:",
         ),
-        (["--socket", "key.pem"], "key.pem: cannot listen there: Address already in use\n  give another --socket"),
-        (["--grpc-socket", "none/x"], "unix:none/x: cannot listen there\n  give another --host or --grpc-port"),
     ],
 )
 def test_an_address_that_cannot_be(
@@ -462,27 +459,6 @@ def test_an_address_that_cannot_be(
     certificate(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert text in refused(served, *options)
-
-
-def test_unix_sockets_and_json_logs(served: Path, scratch: Path) -> None:
-    """Also where a server that was killed has left its sockets."""
-    http, rpc = scratch / "http", scratch / "rpc"  # the path of a socket has 107 bytes at most
-    for number in (signal.SIGKILL, signal.SIGINT):
-        server = Server(served, "--socket", str(http), "--grpc-socket", str(rpc), "--json-logs")
-        assert server.told.endswith(f"listening on grpc://unix:{rpc}\nlistening on http+unix://{http}\n")
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(http))
-            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
-        with triton.InferenceServerClient(f"unix:{rpc}") as client:
-            assert client.infer("predict", inputs()).as_numpy("result['label']").shape == (3,)
-            bad = inputs(np.zeros((3, 16), np.float32), "y")
-            with pytest.raises(triton.InferenceServerException):
-                client.infer("predict", bad)
-        logged = [json.loads(line) for line in server.end(number).splitlines()]
-        assert server.status == (-9 if number == signal.SIGKILL else 0)
-        assert all(row.keys() >= {"time", "level", "logger", "message"} for row in logged)
-        assert number == signal.SIGKILL or logged
 
 
 def test_an_address_that_is_taken(served: Path, server: Server) -> None:

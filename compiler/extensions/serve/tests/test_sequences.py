@@ -320,7 +320,7 @@ def test_the_server_makes_ids(served: Path) -> None:
 def test_functions_share_a_state_of_the_same_arrays_alone(models: dict[str, Model]) -> None:
     other = copy.copy(models["peek"])
     other.states = {"total": models["learned"].states["learned"]}
-    other._usage = models["learned"]._usage
+    other.usage = models["learned"].usage
     why = "its state total is f32[24], and that of add is f32[3]"
     assert server_module._other_state(other, [models["predict"], models["add"]]) == why
     assert not server_module._other_state(models["peek"], [models["learned"], models["add"]])

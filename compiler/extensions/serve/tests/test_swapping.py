@@ -114,7 +114,7 @@ def test_requests_of_other_weights_do_not_share_a_call(
     models: dict[str, Model], bundle: stagec.Bundle, folder: Path
 ) -> None:
     async def work(batcher: Batcher) -> None:
-        batcher._delay, batcher._patient = 0.1, True
+        batcher.delay, batcher._patient = 0.1, True
         before = batcher.model
         with bundle.with_weights(folder / "b.safetensors") as other:
             first = asyncio.create_task(batcher.call([X]))

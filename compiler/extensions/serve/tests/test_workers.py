@@ -250,20 +250,10 @@ def test_what_cannot_start_is_said_once(served: Path, predict: Path, tmp_path: P
     only(served, tmp_path / "only.aot", "turned")
     said = refused(tmp_path / "only.aot", *MANY)
     assert said.count("nothing can be served: turned: z is c64[4], and the Open Inference Protocol has no") == 1
-    assert "--grpc-socket is one that --workers cannot share" in refused(predict, *MANY, "--grpc-socket", "x")
     with serving(predict, *MANY) as server:
         taken = f"{server.host}:{server.port}: cannot listen there: Address already in use"
         assert taken in refused(predict, *MANY, "--port", str(server.port))
         assert taken in refused(predict, *MANY, "--grpc-port", str(server.port))
-
-
-def test_a_unix_socket_is_shared(predict: Path, scratch: Path) -> None:
-    place = scratch / "s"
-    with serving(predict, *MANY, "--socket", str(place)) as server, socket.socket(socket.AF_UNIX) as connection:
-        assert f"listening on http+unix://{place}" in server.told
-        connection.connect(str(place))
-        connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
 def test_weights_are_in_memory_once(tmp_path: Path) -> None:
