@@ -247,6 +247,8 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert (done.returncode, done.stderr) == (1, "next is not a semantic version: write for example 0.2.0\n")
     done = script(checkout, "prepare", "0.0.1")
     assert (done.returncode, done.stderr) == (1, f"0.0.1 does not come after {VERSION}\n")
+    done = script(checkout, "build", "--output", folder / "out", "--maintainer", "octocat")
+    assert "octocat is not LOGIN:ID: write for example octocat:583231\n" in done.stderr
 
     done = script(checkout, "prepare", "0.99.7", "--date", "2026-12-01")
     assert done.returncode == 0, done.stderr
@@ -256,7 +258,8 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert not (folder / "out").exists()
     git(checkout, "commit", "--quiet", "-a", "-m", "Release")
     for name in ("out", "again"):
-        done = script(checkout, "build", "--output", folder / name, "--repository", "some/stagec")
+        words = ("--repository", "some/stagec", "--maintainer", "octocat:583231")
+        done = script(checkout, "build", "--output", folder / name, *words)
         assert done.returncode == 0, done.stderr
     files = sorted(str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*") if path.is_file())
     assert files == [
@@ -278,6 +281,9 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     digest = hashlib.sha256(archive.read_bytes())
     source = json.loads((folder / "out" / "bcr/modules/stagec/0.99.7/source.json").read_text())
     assert source["integrity"] == f"sha256-{base64.b64encode(digest.digest()).decode()}"
+    metadata = json.loads((folder / "out" / "bcr/modules/stagec/metadata.json").read_text())
+    assert metadata["maintainers"] == [{"github": "octocat", "github_user_id": 583231}]
+    assert metadata["versions"] == ["0.99.7"]
     assert 'version = "0.99.7"' in (folder / "out" / "bcr/modules/stagec/0.99.7/MODULE.bazel").read_text()
 
     # A user's workspace, in which the archive is the whole of stagec.

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +47,16 @@ def main(arguments: list[str] | None = None) -> None:
     making = commands.add_parser("build", help="write a release into a folder")
     making.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     making.add_argument("--repository", default="OWNER/stagec", help="the repository on GitHub (default: OWNER/stagec)")
-    making.set_defaults(run=lambda given: build(given.root, given.output, given.repository))
+    making.add_argument(
+        "--maintainer",
+        type=_maintainer,
+        action="append",
+        default=[],
+        metavar="LOGIN:ID",
+        help="who answers for the module in the Bazel Central Registry: the account on GitHub and its number, which "
+        "https://api.github.com/users/LOGIN has; several times for several",
+    )
+    making.set_defaults(run=lambda given: build(given.root, given.output, given.repository, given.maintainer))
     given = parser.parse_args(arguments)
     given.run(given)
 
@@ -77,8 +87,15 @@ def prepare(root: Path, version: str, date: str) -> None:
         print(f"{path}: {line.replace(old, version)}")
 
 
-def build(root: Path, output: Path, repository: str) -> None:
-    """Write a release of the commit that is checked out."""
+def _maintainer(text: str) -> dict[str, object]:
+    login, _, number = text.rpartition(":")
+    if not re.fullmatch(r"[A-Za-z0-9-]+", login) or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not LOGIN:ID: write for example octocat:583231")
+    return {"github": login, "github_user_id": int(number)}
+
+
+def build(root: Path, output: Path, repository: str, maintainers: Sequence[Mapping[str, object]]) -> None:
+    """Write a release of the commit that is checked out. maintainers: those of the module, as the registry has them."""
     version = current(root)
     _check(version)
     if _git(root, "status", "--porcelain").strip():
@@ -108,14 +125,22 @@ def build(root: Path, output: Path, repository: str) -> None:
         module = Path(scratch, name, "MODULE.bazel").read_text()
     end = sections[1].start() if len(sections) > 1 else len(changelog)
     (output / "notes.md").write_text(changelog[sections[0].start() : end].strip() + "\n")
-    _write_bazel(root, output, name, repository, version, module)
+    _write_bazel(root, output, name, repository, version, module, maintainers)
     files = sorted(path for path in output.rglob("*") if path.is_file())
     sums = "".join(f"{_sha256(path).hex()}  {path.relative_to(output)}\n" for path in files)
     (output / "SHA256SUMS").write_text(sums)
     print(sums, end="")
 
 
-def _write_bazel(root: Path, output: Path, name: str, repository: str, version: str, module: str) -> None:
+def _write_bazel(
+    root: Path,
+    output: Path,
+    name: str,
+    repository: str,
+    version: str,
+    module: str,
+    maintainers: Sequence[Mapping[str, object]],
+) -> None:
     """Write what users of WORKSPACE copy, and the entry for the Bazel Central Registry."""
     owner, _, repo = repository.partition("/")
     words = {"{OWNER}": owner, "{REPO}": repo, "{VERSION}": version, "{TAG}": f"v{version}"}
@@ -144,7 +169,8 @@ def _write_bazel(root: Path, output: Path, name: str, repository: str, version: 
     (entry / version / "MODULE.bazel").write_text(module)
     (entry / version / "source.json").write_text(json.dumps(source, indent=4) + "\n")
     (entry / version / "presubmit.yml").write_text((root / ".bcr" / "presubmit.yml").read_text())
-    (entry / "metadata.json").write_text(json.dumps(template("metadata") | {"versions": [version]}, indent=4) + "\n")
+    metadata = template("metadata") | {"maintainers": maintainers, "versions": [version]}
+    (entry / "metadata.json").write_text(json.dumps(metadata, indent=4) + "\n")
 
 
 def _named(root: Path, version: str) -> list[tuple[str, str]]:
