@@ -71,7 +71,11 @@ def declare_jaxlibs(lock, jaxlibs):
 def _releases_in(repository_ctx, lock):
     """The releases of jaxlib that a lock pins; several where it depends on the interpreter."""
     releases = {}
+    before = ""
     for line in repository_ctx.read(watched_path(repository_ctx, lock)).splitlines():
+        if before == 'name = "jaxlib"' and line.startswith('version = "'):  # in a uv.lock
+            releases[line.split('"')[1]] = None
+        before = line
         name, _, rest = line.partition("==")
         if name.strip() == "jaxlib" and rest:
             releases[rest.split(" ")[0].split(";")[0].rstrip("\\")] = None

@@ -173,6 +173,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
     options += ["--release", declared.version] if declared.version else []
     options += ["--architecture", architecture] if architecture else []
+    options += ["--groups=" + group for group in getattr(repository_ctx.attr, "groups", [])]
     if hasattr(repository_ctx.attr, "_version"):
         # Of stagec's modules, this one alone is watched: an edit of another takes time at the start of a process, and not
         # an installation of all packages.
@@ -232,6 +233,7 @@ _INSTALLER = {
             "pip_installer.py",
             "pip_settings.py",
             "uv_installer.py",
+            "uv_lock.py",
         ]],
     ),
 }
@@ -243,9 +245,12 @@ python_environment = repository_rule(
     attrs = dict(
         _INSTALLER,
         lock = attr.label(
-            doc = "A requirements file in which every package is pinned and hashed.",
+            doc = "A requirements file in which every package is pinned and hashed, or a uv.lock.",
             mandatory = True,
             allow_single_file = True,
+        ),
+        groups = attr.string_list(
+            doc = "Of a uv.lock: dependency groups and extras of its project, besides its dependencies.",
         ),
         trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs. What " +
