@@ -271,6 +271,8 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
         "bcr/modules/stagec/metadata.json",
         "notes.md",
         "stagec-0.99.7-py3-none-any.whl",
+        "stagec-0.99.7.cdx.json",
+        "stagec-0.99.7.intoto.json",
         "stagec-0.99.7.tar.gz",
         *(f"stagec_{name}-0.99.7-py3-none-any.whl" for name in ("arrays", "insight", "registry", "rehearse", "serve")),
     ]
@@ -285,6 +287,26 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert metadata["maintainers"] == [{"github": "octocat", "github_user_id": 583231}]
     assert metadata["versions"] == ["0.99.7"]
     assert 'version = "0.99.7"' in (folder / "out" / "bcr/modules/stagec/0.99.7/MODULE.bazel").read_text()
+
+    # Who checks the statement has checked all files, and the commit.
+    statement = json.loads((folder / "out" / "stagec-0.99.7.intoto.json").read_text())
+    said = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+    assert said == {
+        name: hashlib.sha256((folder / "out" / name).read_bytes()).hexdigest()
+        for name in files
+        if name not in ("SHA256SUMS", "stagec-0.99.7.intoto.json")
+    }
+    (commit,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert commit["digest"]["gitCommit"] == git(checkout, "rev-parse", "HEAD").strip()
+    text = (folder / "out" / "stagec-0.99.7.cdx.json").read_text()
+    validators = pytest.importorskip("cyclonedx.validation.json")
+    schema = pytest.importorskip("cyclonedx.schema").SchemaVersion.V1_6
+    assert validators.JsonStrictValidator(schema).validate_str(text) is None
+    sbom = json.loads(text)
+    depends = {one["ref"]: one["dependsOn"] for one in sbom["dependencies"]}
+    assert depends["stagec"] == ["cryptography", "flatbuffers", "jax", "jaxlib", "numpy", "pydantic"]
+    assert "grpcio" in depends["stagec-serve"]
+    assert {one["name"] for one in sbom["components"]} >= {"stagec-serve", "numpy"}
 
     # A user's workspace, in which the archive is the whole of stagec.
     user = Workspace(folder)
