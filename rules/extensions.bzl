@@ -18,6 +18,7 @@ def _stagec_impl(module_ctx):
         "cuda_lock": Label("//compiler:cuda.lock"),
     }
     actions = {"trimmed": True}
+    python = None
     packages = ""
     groups = []
     declared = {}
@@ -30,7 +31,8 @@ def _stagec_impl(module_ctx):
                 locks.update({name: getattr(tag, name) for name in locks if getattr(tag, name)})
                 packages = tag.packages
                 groups = tag.groups
-                actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "trimmed"]}
+                python = tag.python
+                actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "python", "trimmed"]}
             jaxlibs = {tag.name: {name: getattr(tag, name) for name in _JAXLIB} for tag in module.tags.jaxlib}
         for tag in module.tags.manifest + module.tags.environment + (module.tags.jaxlib if module.is_root else []):
             if tag.name in declared:
@@ -47,17 +49,18 @@ def _stagec_impl(module_ctx):
                 interpreter_version = tag.interpreter_version,
                 packages = tag.packages,
                 groups = tag.groups,
+                python = python,
                 trimmed = tag.trimmed,
             )
-    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
+    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"), python = python)
     python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, groups = groups, **actions)
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
-    declare_jaxlibs(locks["lock"], jaxlibs)
-    python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"))
-    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"))
-    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
-    uv_environment(name = "stagec_uv")
+    declare_jaxlibs(locks["lock"], jaxlibs, python)
+    python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
+    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
+    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)
+    uv_environment(name = "stagec_uv", python = python)
     isolation_check(name = "stagec_isolation")
 
 _IMAGE = {
@@ -128,6 +131,10 @@ _python = tag_class(
     attrs = dict(
         dict(_IMAGE, **_PLUGINS),
         groups = _GROUPS,
+        python = attr.label(
+            doc = "The interpreter that installs all packages and runs stagec, a file of a repository, such as " +
+                  "`@python_3_12_host//:python` of rules_python. It needs pip. Without it, stagec looks for one on PATH.",
+        ),
         trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs.",
             default = True,

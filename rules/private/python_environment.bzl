@@ -88,6 +88,11 @@ def _probe(repository_ctx, path, declared):
 
 def _find_python(repository_ctx, declared):
     """The interpreter to install with: a struct with the command that runs pip, version, resolved interpreter and ABI."""
+    if repository_ctx.attr.python:
+        probed = _probe(repository_ctx, str(repository_ctx.path(repository_ctx.attr.python)), declared)
+        if type(probed) == type(""):
+            fail("python = \"%s\": %s" % (repository_ctx.attr.python, probed))
+        return probed
     named = repository_ctx.os.environ.get("STAGEC_PYTHON")
     minimum, names, paths = "%d.%d or newer" % _MINIMUM, _ON_PATH, []
     if declared.version:
@@ -225,6 +230,11 @@ def _python_environment_impl(repository_ctx):
         fail(installed.problem + (_ANOTHER_PYTHON if installed.no_wheel else ""))
 
 _INSTALLER = {
+    "python": attr.label(
+        doc = "The interpreter that installs the packages and runs actions, a file of a repository, such as " +
+              "`@python_3_12_host//:python` of rules_python. It needs pip. Without it, one is looked for on PATH.",
+        allow_single_file = True,
+    ),
     "_installer": attr.label(default = Label("//rules/private:python_environment.py")),
     "_installer_modules": attr.label_list(
         default = [Label("//rules/private:" + module) for module in [
@@ -240,7 +250,7 @@ _INSTALLER = {
 
 python_environment = repository_rule(
     implementation = _python_environment_impl,
-    doc = "Installs a locked set of Python packages, byte-compiled, for the first Python 3.11 or newer on PATH " +
+    doc = "Installs a locked set of Python packages, byte-compiled, for `python`, or the first Python 3.11 or newer on PATH " +
           "(python3 before others), or the one that STAGEC_PYTHON names. Rules take `@<name>//:environment`.",
     attrs = dict(
         _INSTALLER,
