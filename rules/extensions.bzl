@@ -18,7 +18,9 @@ def _stagec_impl(module_ctx):
         "cuda_lock": Label("//compiler:cuda.lock"),
     }
     actions = {"trimmed": True}
+    python = None
     packages = ""
+    groups = []
     declared = {}
     jaxlibs = {}
     for module in module_ctx.modules:
@@ -28,7 +30,9 @@ def _stagec_impl(module_ctx):
             for tag in module.tags.python:
                 locks.update({name: getattr(tag, name) for name in locks if getattr(tag, name)})
                 packages = tag.packages
-                actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "trimmed"]}
+                groups = tag.groups
+                python = tag.python
+                actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "python", "trimmed"]}
             jaxlibs = {tag.name: {name: getattr(tag, name) for name in _JAXLIB} for tag in module.tags.jaxlib}
         for tag in module.tags.manifest + module.tags.environment + (module.tags.jaxlib if module.is_root else []):
             if tag.name in declared:
@@ -44,17 +48,19 @@ def _stagec_impl(module_ctx):
                 interpreter = tag.interpreter,
                 interpreter_version = tag.interpreter_version,
                 packages = tag.packages,
+                groups = tag.groups,
+                python = python,
                 trimmed = tag.trimmed,
             )
-    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
-    python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, **actions)
+    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"), python = python)
+    python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, groups = groups, **actions)
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
-    declare_jaxlibs(locks["lock"], jaxlibs)
-    python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"))
-    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"))
-    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
-    uv_environment(name = "stagec_uv")
+    declare_jaxlibs(locks["lock"], jaxlibs, python)
+    python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
+    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
+    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)
+    uv_environment(name = "stagec_uv", python = python)
     isolation_check(name = "stagec_isolation")
 
 _IMAGE = {
@@ -68,6 +74,10 @@ _IMAGE = {
               "as `@stagec_python//:layer`. Actions then do not get the packages as inputs; they compare the fingerprint.",
     ),
 }
+
+_GROUPS = attr.string_list(
+    doc = "If `lock` is a uv.lock: dependency groups and extras of its project to install, besides its dependencies.",
+)
 
 _PLUGINS = {
     "tpu_lock": attr.label(doc = "A lock with only libtpu, if you use another jaxlib."),
@@ -101,7 +111,8 @@ _environment = tag_class(
     attrs = dict(
         _IMAGE,
         name = attr.string(doc = "Name of the repository.", mandatory = True),
-        lock = attr.label(doc = "A requirements file with hashes.", mandatory = True),
+        groups = _GROUPS,
+        lock = attr.label(doc = "A requirements file with hashes, or a uv.lock.", mandatory = True),
         trimmed = attr.bool(doc = "Whether to leave out what no module imports. Actions on other machines get all files."),
     ),
 )
@@ -119,13 +130,18 @@ _python = tag_class(
           "devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = dict(
         dict(_IMAGE, **_PLUGINS),
+        groups = _GROUPS,
+        python = attr.label(
+            doc = "The interpreter that installs all packages and runs stagec, a file of a repository, such as " +
+                  "`@python_3_12_host//:python` of rules_python. It needs pip. Without it, stagec looks for one on PATH.",
+        ),
         trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs.",
             default = True,
         ),
         lock = attr.label(
-            doc = "A requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that " +
-                  "your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
+            doc = "A requirements file with hashes, or a uv.lock: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages " +
+                  "that your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
                   "`frontend = \"arrays\"`.",
         ),
     ),

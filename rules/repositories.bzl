@@ -18,15 +18,17 @@ def stagec_repositories(
         interpreter_version = "",
         packages = "",
         trimmed = True,
-        jaxlibs = {}):
+        jaxlibs = {},
+        groups = [],
+        python = None):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
     Bazel downloads the compilers for TPUs and NVIDIA devices when you build the first executable for them, and the
     packages that sign bundles when you sign one.
 
     Args:
-      lock: label of a requirements file with hashes: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages that
-        your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of
+      lock: label of a requirements file with hashes, or of a uv.lock: jax, jaxlib, numpy, flatbuffers, pydantic, and the
+        packages that your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of
         `frontend = "arrays"`.
       tpu_lock: label of a lock with only libtpu, if you use another jaxlib.
       cuda_lock: label of a lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
@@ -42,16 +44,19 @@ def stagec_repositories(
         the same as here. A lock has jaxlib, numpy and flatbuffers; it needs no JAX. `architecture`: "aarch64" if it
         compiles for that, with `interpreter` where that is, else in Debian's Python 3.11, emulated. `exec_properties`:
         what a remote engine wants to hear of actions that compile with it.
+      groups: if `lock` is a uv.lock, the dependency groups and extras of its project to install besides its dependencies.
+      python: label of the interpreter that installs all packages and runs stagec, a file of a repository, such as
+        "@python_3_12_host//:python" of rules_python. It needs pip. Without it, stagec looks for one on PATH.
     """
-    actions = {"interpreter": interpreter, "interpreter_version": interpreter_version, "trimmed": trimmed}
-    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"))
-    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), packages = packages, **actions)
+    actions = {"interpreter": interpreter, "interpreter_version": interpreter_version, "python": python, "trimmed": trimmed}
+    python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"), python = python)
+    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), packages = packages, groups = groups, **actions)
     python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"), **actions)
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
-    declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs)
-    python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"))
-    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"))
-    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"))
-    uv_environment(name = "stagec_uv")
+    declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs, python)
+    python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
+    python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
+    python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)
+    uv_environment(name = "stagec_uv", python = python)
     isolation_check(name = "stagec_isolation")
     native.register_toolchains("@stagec//compiler:toolchain")

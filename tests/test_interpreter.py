@@ -248,3 +248,40 @@ def test_a_declaration_that_is_not_whole(workspace: Workspace, attributes: str, 
         for name, text in kept.items():
             (workspace.root / name).write_text(text)
     assert said in done.stderr
+
+
+def without_python(folder: Path) -> list[str]:
+    """The start of a command that finds all programs of this machine but Python."""
+    folder.mkdir()
+    for path in map(Path, os.get_exec_path()):
+        for program in path.iterdir() if path.is_dir() else ():
+            if not program.name.startswith("python") and not os.path.lexists(folder / program.name):
+                (folder / program.name).symlink_to(program)
+    return ["env", "--unset=STAGEC_PYTHON", f"PATH={folder}"]
+
+
+def test_a_python_of_a_repository_is_enough(tmp_path: Path) -> None:
+    """Planning has its packages installed, and runs."""
+    bazel, before = NestedBazel(tmp_path, tmp_path / "user"), without_python(tmp_path / "bin")
+    python = 'python = "//:python"'
+    declared = {"WORKSPACE": ("stagec_repositories()", f"stagec_repositories({python})")}
+    declared["MODULE.bazel"] = ("stagec.manifest(", f"stagec.python({python})\nstagec.manifest(")
+    files = {**workspace_files("user"), **FILES, "BUILD": 'exports_files(["python"])\n'}
+    for name, text in files.items():
+        (bazel.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (bazel.root / name).write_text(text)
+    (bazel.root / "python").symlink_to(os.path.realpath(sys.executable))
+    try:
+        done = bazel.run("query", "//models:all", before=before)
+        assert "no Python 3.11 or newer with pip was found\n  there is no python3 on PATH\n" in done.stderr
+        for name, (old, new) in declared.items():
+            (bazel.root / name).write_text(files[name].replace(old, new))
+        done = bazel.run("query", "//models:all", before=before)
+        assert done.returncode == 0, done.stderr
+        assert "//models:models.f.cpu-avx2" in done.stdout.split()
+        (bazel.root / "python").unlink()
+        (bazel.root / "python").symlink_to("/bin/true")
+        done = bazel.run("query", "//models:all", before=before)
+        assert re.search(r'python = "@*//:python": .*/python: does not run', done.stderr), done.stderr
+    finally:
+        bazel.run("shutdown")

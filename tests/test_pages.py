@@ -262,9 +262,10 @@ def test_the_site_has_every_page() -> None:
     assert sorted(listed) == sorted(OUTSIDE.get(page, os.path.relpath(page, "docs")) for page in WRITTEN)
 
 
-def test_the_day_in_the_readme() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/releases.md"])
+def test_the_day_until_which_jax_reads_what_the_default_exports(page: str) -> None:
     locked = re.search(r"^jax==(\S+)", (COMPILER / "requirements.lock").read_text("utf-8"), re.MULTILINE)
     assert locked
-    said = re.search(r"(\S+) for (\S+), the default", (ROOT / "README.md").read_text("utf-8"))
+    said = re.search(r"(\S+) for (\S+), the default", (ROOT / page).read_text("utf-8"))
     assert said
     assert said.groups() == (readable_until(locked[1]), locked[1])

@@ -61,11 +61,11 @@ def write_wheel(folder: Path, tag: str = "py3-none-any", answer: int = 42) -> st
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def write_archive(path: Path, name: str, files: dict[str, str]) -> None:
-    """Write a wheel of version 1.0: files, and a RECORD of them."""
+def write_archive(path: Path, name: str, files: dict[str, str], version: str = "1.0") -> None:
+    """Write a wheel: files, and a RECORD of them."""
     record = [f"{file},sha256={_digest(text)},{len(text)}\n" for file, text in files.items()]
     with zipfile.ZipFile(path, "w") as wheel:
-        for file, text in {**files, f"{name}-1.0.dist-info/RECORD": "".join(record)}.items():
+        for file, text in {**files, f"{name}-{version}.dist-info/RECORD": "".join(record)}.items():
             info = zipfile.ZipInfo(file)
             info.external_attr = (0o775 if "/scripts/" in file else 0o664) << 16
             wheel.writestr(info, text)

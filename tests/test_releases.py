@@ -247,6 +247,8 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert (done.returncode, done.stderr) == (1, "next is not a semantic version: write for example 0.2.0\n")
     done = script(checkout, "prepare", "0.0.1")
     assert (done.returncode, done.stderr) == (1, f"0.0.1 does not come after {VERSION}\n")
+    done = script(checkout, "build", "--output", folder / "out", "--maintainer", "octocat")
+    assert "octocat is not LOGIN:ID: write for example octocat:583231\n" in done.stderr
 
     done = script(checkout, "prepare", "0.99.7", "--date", "2026-12-01")
     assert done.returncode == 0, done.stderr
@@ -256,7 +258,8 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert not (folder / "out").exists()
     git(checkout, "commit", "--quiet", "-a", "-m", "Release")
     for name in ("out", "again"):
-        done = script(checkout, "build", "--output", folder / name, "--repository", "some/stagec")
+        words = ("--repository", "some/stagec", "--maintainer", "octocat:583231")
+        done = script(checkout, "build", "--output", folder / name, *words)
         assert done.returncode == 0, done.stderr
     files = sorted(str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*") if path.is_file())
     assert files == [
@@ -268,6 +271,8 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
         "bcr/modules/stagec/metadata.json",
         "notes.md",
         "stagec-0.99.7-py3-none-any.whl",
+        "stagec-0.99.7.cdx.json",
+        "stagec-0.99.7.intoto.json",
         "stagec-0.99.7.tar.gz",
         *(f"stagec_{name}-0.99.7-py3-none-any.whl" for name in ("arrays", "insight", "registry", "rehearse", "serve")),
     ]
@@ -278,7 +283,30 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     digest = hashlib.sha256(archive.read_bytes())
     source = json.loads((folder / "out" / "bcr/modules/stagec/0.99.7/source.json").read_text())
     assert source["integrity"] == f"sha256-{base64.b64encode(digest.digest()).decode()}"
+    metadata = json.loads((folder / "out" / "bcr/modules/stagec/metadata.json").read_text())
+    assert metadata["maintainers"] == [{"github": "octocat", "github_user_id": 583231}]
+    assert metadata["versions"] == ["0.99.7"]
     assert 'version = "0.99.7"' in (folder / "out" / "bcr/modules/stagec/0.99.7/MODULE.bazel").read_text()
+
+    # Who checks the statement has checked all files, and the commit.
+    statement = json.loads((folder / "out" / "stagec-0.99.7.intoto.json").read_text())
+    said = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+    assert said == {
+        name: hashlib.sha256((folder / "out" / name).read_bytes()).hexdigest()
+        for name in files
+        if name not in ("SHA256SUMS", "stagec-0.99.7.intoto.json")
+    }
+    (commit,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert commit["digest"]["gitCommit"] == git(checkout, "rev-parse", "HEAD").strip()
+    text = (folder / "out" / "stagec-0.99.7.cdx.json").read_text()
+    validators = pytest.importorskip("cyclonedx.validation.json")
+    schema = pytest.importorskip("cyclonedx.schema").SchemaVersion.V1_6
+    assert validators.JsonStrictValidator(schema).validate_str(text) is None
+    sbom = json.loads(text)
+    depends = {one["ref"]: one["dependsOn"] for one in sbom["dependencies"]}
+    assert depends["stagec"] == ["cryptography", "flatbuffers", "jax", "jaxlib", "numpy", "pydantic"]
+    assert "grpcio" in depends["stagec-serve"]
+    assert {one["name"] for one in sbom["components"]} >= {"stagec-serve", "numpy"}
 
     # A user's workspace, in which the archive is the whole of stagec.
     user = Workspace(folder)

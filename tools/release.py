@@ -4,9 +4,10 @@
     python3 tools/release.py build --output /tmp/release --repository OWNER/stagec
 
 FOLDER gets the wheels of stagec and of its extensions, the source archive, SHA256SUMS, what to write into a WORKSPACE,
-the changelog of the version, and the entry for the Bazel Central Registry, made of the templates in .bcr. Nothing is
-uploaded. `build` takes the commit that is checked out, and gives the same bytes each time. It needs git, and the
-packages build, setuptools and wheel.
+the changelog of the version, the entry for the Bazel Central Registry, made of the templates in .bcr, an SBOM of the
+wheels, and unsigned provenance of all these files. Nothing is uploaded. `build` takes the commit that is checked out,
+and gives the same bytes each time. It needs git, and the packages build, setuptools and wheel, whose versions are in
+the provenance.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import base64
 import datetime
 import gzip
 import hashlib
+import importlib.metadata
 import io
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +52,16 @@ def main(arguments: list[str] | None = None) -> None:
     making = commands.add_parser("build", help="write a release into a folder")
     making.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     making.add_argument("--repository", default="OWNER/stagec", help="the repository on GitHub (default: OWNER/stagec)")
-    making.set_defaults(run=lambda given: build(given.root, given.output, given.repository))
+    making.add_argument(
+        "--maintainer",
+        type=_maintainer,
+        action="append",
+        default=[],
+        metavar="LOGIN:ID",
+        help="who answers for the module in the Bazel Central Registry: the account on GitHub and its number, which "
+        "https://api.github.com/users/LOGIN has; several times for several",
+    )
+    making.set_defaults(run=lambda given: build(given.root, given.output, given.repository, given.maintainer))
     given = parser.parse_args(arguments)
     given.run(given)
 
@@ -77,8 +92,15 @@ def prepare(root: Path, version: str, date: str) -> None:
         print(f"{path}: {line.replace(old, version)}")
 
 
-def build(root: Path, output: Path, repository: str) -> None:
-    """Write a release of the commit that is checked out."""
+def _maintainer(text: str) -> dict[str, object]:
+    login, _, number = text.rpartition(":")
+    if not re.fullmatch(r"[A-Za-z0-9-]+", login) or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not LOGIN:ID: write for example octocat:583231")
+    return {"github": login, "github_user_id": int(number)}
+
+
+def build(root: Path, output: Path, repository: str, maintainers: Sequence[Mapping[str, object]]) -> None:
+    """Write a release of the commit that is checked out. maintainers: those of the module, as the registry has them."""
     version = current(root)
     _check(version)
     if _git(root, "status", "--porcelain").strip():
@@ -108,14 +130,123 @@ def build(root: Path, output: Path, repository: str) -> None:
         module = Path(scratch, name, "MODULE.bazel").read_text()
     end = sections[1].start() if len(sections) > 1 else len(changelog)
     (output / "notes.md").write_text(changelog[sections[0].start() : end].strip() + "\n")
-    _write_bazel(root, output, name, repository, version, module)
+    _write_bazel(root, output, name, repository, version, module, maintainers)
+    (output / f"{name}.cdx.json").write_text(_sbom(sorted(output.glob("*.whl")), version, int(seconds)))
+    (output / f"{name}.intoto.json").write_text(_provenance(root, output, repository, version))
     files = sorted(path for path in output.rglob("*") if path.is_file())
     sums = "".join(f"{_sha256(path).hex()}  {path.relative_to(output)}\n" for path in files)
     (output / "SHA256SUMS").write_text(sums)
     print(sums, end="")
 
 
-def _write_bazel(root: Path, output: Path, name: str, repository: str, version: str, module: str) -> None:
+def _sbom(wheels: Sequence[Path], version: str, seconds: int) -> str:
+    """Return the CycloneDX SBOM of wheels: the wheels, and what they require, in the versions that they allow."""
+    required: dict[str, list[str]] = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            (metadata,) = (path for path in archive.namelist() if path.endswith(".dist-info/METADATA"))
+            lines = archive.read(metadata).decode("utf-8").partition("\n\n")[0].splitlines()
+        required[wheel.name] = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ")]
+    own = {wheel.name: wheel.name.partition("-")[0].replace("_", "-") for wheel in wheels}
+    wanted = {text: _package(text) for texts in required.values() for text in texts}
+    components: list[dict[str, object]] = [
+        {
+            "type": "library",
+            "bom-ref": own[wheel.name],
+            "name": own[wheel.name],
+            "version": version,
+            "hashes": [{"alg": "SHA-256", "content": _sha256(wheel).hex()}],
+            "licenses": [{"license": {"id": "Apache-2.0"}}],
+        }
+        for wheel in wheels
+    ]
+    components += [
+        {
+            "type": "library",
+            "bom-ref": name,
+            "name": name,
+            "purl": f"pkg:pypi/{name}",
+            "properties": [
+                {"name": "stagec:requires", "value": text}
+                for text, package in sorted(wanted.items())
+                if package == name
+            ],
+        }
+        for name in sorted({*wanted.values()}.difference(own.values()))
+    ]
+    values = {
+        "version": 1,
+        "metadata": {
+            "timestamp": datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "component": {"type": "framework", "bom-ref": "release", "name": "stagec", "version": version},
+        },
+        "components": components,
+        "dependencies": [
+            {"ref": "release", "dependsOn": sorted(own.values())},
+            *(
+                {"ref": own[wheel], "dependsOn": sorted({wanted[text] for text in texts})}
+                for wheel, texts in required.items()
+            ),
+        ],
+    }
+    head = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(values, sort_keys=True)).urn,
+    }
+    return json.dumps(head | values, indent=1) + "\n"
+
+
+def _package(requirement: str) -> str:
+    """Return the normalized name of a requirement."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement)[0]).lower()
+
+
+def _provenance(root: Path, output: Path, repository: str, version: str) -> str:
+    """Return an in-toto statement with SLSA provenance of the files of a release: the commit, and what built them."""
+    files = sorted(path for path in output.rglob("*") if path.is_file())
+    source = f"https://github.com/{repository}"
+    values = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {"name": str(path.relative_to(output)), "digest": {"sha256": _sha256(path).hex()}} for path in files
+        ],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": f"{source}/blob/v{version}/tools/release.py",
+                "externalParameters": {"repository": repository, "version": version},
+                "resolvedDependencies": [
+                    {
+                        "uri": f"git+{source}@refs/tags/v{version}",
+                        "digest": {"gitCommit": _git(root, "rev-parse", "HEAD").strip()},
+                    }
+                ],
+            },
+            "runDetails": {
+                "builder": {
+                    "id": f"{source}/blob/v{version}/tools/release.py",
+                    "version": {
+                        "python": platform.python_version(),
+                        **{name: importlib.metadata.version(name) for name in ("build", "setuptools", "wheel")},
+                    },
+                }
+            },
+        },
+    }
+    return json.dumps(values, indent=1) + "\n"
+
+
+def _write_bazel(
+    root: Path,
+    output: Path,
+    name: str,
+    repository: str,
+    version: str,
+    module: str,
+    maintainers: Sequence[Mapping[str, object]],
+) -> None:
     """Write what users of WORKSPACE copy, and the entry for the Bazel Central Registry."""
     owner, _, repo = repository.partition("/")
     words = {"{OWNER}": owner, "{REPO}": repo, "{VERSION}": version, "{TAG}": f"v{version}"}
@@ -144,7 +275,8 @@ def _write_bazel(root: Path, output: Path, name: str, repository: str, version: 
     (entry / version / "MODULE.bazel").write_text(module)
     (entry / version / "source.json").write_text(json.dumps(source, indent=4) + "\n")
     (entry / version / "presubmit.yml").write_text((root / ".bcr" / "presubmit.yml").read_text())
-    (entry / "metadata.json").write_text(json.dumps(template("metadata") | {"versions": [version]}, indent=4) + "\n")
+    metadata = template("metadata") | {"maintainers": maintainers, "versions": [version]}
+    (entry / "metadata.json").write_text(json.dumps(metadata, indent=4) + "\n")
 
 
 def _named(root: Path, version: str) -> list[tuple[str, str]]:

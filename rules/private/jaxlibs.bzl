@@ -22,7 +22,7 @@ _EMULATED = {
     "emulated_version": "3.11.2",
 }
 
-def declare_jaxlibs(lock, jaxlibs):
+def declare_jaxlibs(lock, jaxlibs, python = None):
     """Declares the environments of other releases, and `@stagec_jaxlibs`, which manifests choose from.
 
     Args:
@@ -30,6 +30,7 @@ def declare_jaxlibs(lock, jaxlibs):
       jaxlibs: dict of names of repositories to dicts: `lock`, a label; and optionally `cuda_lock`, `tpu_lock` and the
         attributes `interpreter`, `interpreter_version`, `packages` and `trimmed` of python_environment; `architecture`,
         "aarch64" where it compiles for that, and `exec_properties` of its actions then.
+      python: label of the interpreter that installs packages; None: one on PATH.
     """
     aarch64_python(name = "stagec_aarch64_python")
     jaxlibs = dict(jaxlibs, stagec_aarch64 = {"lock": lock, "architecture": _AARCH64})
@@ -50,12 +51,12 @@ def declare_jaxlibs(lock, jaxlibs):
                 fail('jaxlibs: "%s" has architecture = "%s"; write "%s", or leave it out for x86_64' %
                      (name, given["architecture"], _AARCH64))
             attributes.update(_EMULATED)
-        python_environment(name = name, lock = given["lock"], **attributes)
+        python_environment(name = name, lock = given["lock"], python = python, **attributes)
         attributes.pop("packages")
         for plugin in _PLUGINS:
             if given.get(plugin + "_lock"):
                 plugins.append("%s_%s" % (name, plugin))
-                python_environment(name = plugins[-1], lock = given[plugin + "_lock"], **attributes)
+                python_environment(name = plugins[-1], lock = given[plugin + "_lock"], python = python, **attributes)
     stagec_jaxlibs(
         name = "stagec_jaxlibs",
         lock = lock,
@@ -71,7 +72,11 @@ def declare_jaxlibs(lock, jaxlibs):
 def _releases_in(repository_ctx, lock):
     """The releases of jaxlib that a lock pins; several where it depends on the interpreter."""
     releases = {}
+    before = ""
     for line in repository_ctx.read(watched_path(repository_ctx, lock)).splitlines():
+        if before == 'name = "jaxlib"' and line.startswith('version = "'):  # in a uv.lock
+            releases[line.split('"')[1]] = None
+        before = line
         name, _, rest = line.partition("==")
         if name.strip() == "jaxlib" and rest:
             releases[rest.split(" ")[0].split(";")[0].rstrip("\\")] = None

@@ -88,6 +88,11 @@ def _probe(repository_ctx, path, declared):
 
 def _find_python(repository_ctx, declared):
     """The interpreter to install with: a struct with the command that runs pip, version, resolved interpreter and ABI."""
+    if repository_ctx.attr.python:
+        probed = _probe(repository_ctx, str(repository_ctx.path(repository_ctx.attr.python)), declared)
+        if type(probed) == type(""):
+            fail("python = \"%s\": %s" % (repository_ctx.attr.python, probed))
+        return probed
     named = repository_ctx.os.environ.get("STAGEC_PYTHON")
     minimum, names, paths = "%d.%d or newer" % _MINIMUM, _ON_PATH, []
     if declared.version:
@@ -173,6 +178,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
     options += ["--release", declared.version] if declared.version else []
     options += ["--architecture", architecture] if architecture else []
+    options += ["--groups=" + group for group in getattr(repository_ctx.attr, "groups", [])]
     if hasattr(repository_ctx.attr, "_version"):
         # Of stagec's modules, this one alone is watched: an edit of another takes time at the start of a process, and not
         # an installation of all packages.
@@ -224,6 +230,11 @@ def _python_environment_impl(repository_ctx):
         fail(installed.problem + (_ANOTHER_PYTHON if installed.no_wheel else ""))
 
 _INSTALLER = {
+    "python": attr.label(
+        doc = "The interpreter that installs the packages and runs actions, a file of a repository, such as " +
+              "`@python_3_12_host//:python` of rules_python. It needs pip. Without it, one is looked for on PATH.",
+        allow_single_file = True,
+    ),
     "_installer": attr.label(default = Label("//rules/private:python_environment.py")),
     "_installer_modules": attr.label_list(
         default = [Label("//rules/private:" + module) for module in [
@@ -232,20 +243,24 @@ _INSTALLER = {
             "pip_installer.py",
             "pip_settings.py",
             "uv_installer.py",
+            "uv_lock.py",
         ]],
     ),
 }
 
 python_environment = repository_rule(
     implementation = _python_environment_impl,
-    doc = "Installs a locked set of Python packages, byte-compiled, for the first Python 3.11 or newer on PATH " +
+    doc = "Installs a locked set of Python packages, byte-compiled, for `python`, or the first Python 3.11 or newer on PATH " +
           "(python3 before others), or the one that STAGEC_PYTHON names. Rules take `@<name>//:environment`.",
     attrs = dict(
         _INSTALLER,
         lock = attr.label(
-            doc = "A requirements file in which every package is pinned and hashed.",
+            doc = "A requirements file in which every package is pinned and hashed, or a uv.lock.",
             mandatory = True,
             allow_single_file = True,
+        ),
+        groups = attr.string_list(
+            doc = "Of a uv.lock: dependency groups and extras of its project, besides its dependencies.",
         ),
         trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs. What " +

@@ -39,6 +39,7 @@ import installed_files
 import pip_installer
 import pip_settings
 import uv_installer
+import uv_lock
 from pip_settings import NoWord
 from uv_installer import Unusable, Uv, Wheel
 
@@ -47,6 +48,8 @@ FINGERPRINT = "fingerprint.txt"
 PACKAGES = "packages.json"
 NOTE = "note.txt"
 _STATE = "state.json"
+_PINS = "pins.txt"
+"""What this interpreter installs of a uv.lock."""
 
 
 def normalized_pins(lock: str) -> list[str]:
@@ -130,7 +133,7 @@ def _give_up(message: str, status: int = 2) -> NoReturn:
     """Ends with what is wrong, and leaves nothing behind."""
     for folder in (SITE_PACKAGES, byte_code.STAGEC):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (FINGERPRINT, NOTE, PACKAGES, _STATE):
+    for file in (FINGERPRINT, NOTE, PACKAGES, _PINS, _STATE):
         Path(file).unlink(missing_ok=True)
     print(message)
     raise SystemExit(status)
@@ -162,10 +165,14 @@ class State:
 
 
 class Arguments(argparse.Namespace):
-    """What a step is started with: the lock and its name in messages; the uv, or why there is none."""
+    """What a step is started with: the lock and its name in messages; the uv, or why there is none.
+
+    groups: of a uv.lock.
+    """
 
     lock: Path
     display: str
+    groups: list[str]
     uv: Path | None
     without_uv: str | None
     release: str
@@ -178,11 +185,16 @@ class Arguments(argparse.Namespace):
 def choose(arguments: Arguments) -> str:
     """The first step: looks at the lock, and finds its wheels where uv can. Returns what the second does."""
     lock, display = arguments.lock, arguments.display
+    Path(NOTE).touch()
     text = lock.read_text(encoding="utf-8")
+    if lock.name == uv_lock.NAME:
+        text = _of_uv(text, arguments)
+        lock = Path(_PINS)
+    elif arguments.groups:
+        _give_up(f"{display}: groups = {arguments.groups}: only a {uv_lock.NAME} has groups")
     problems = lock_problems(text, display)
     if problems:
         _give_up("\n".join(problems))
-    Path(NOTE).touch()
     pins = normalized_pins(text)
     state = State({}, [])
     if pins:
@@ -201,6 +213,21 @@ def choose(arguments: Arguments) -> str:
     size = sum(wheel.size for wheel in state.wheels)
     packages = "1 package" if len(state.wheels) == 1 else f"{len(state.wheels)} packages"
     return f"installing {packages}{f' ({size / 1e6:,.0f} MB)' if size else ''} of {display}"
+
+
+def _of_uv(text: str, arguments: Arguments) -> str:
+    """The pins of a uv.lock, which `install` reads too; notes what is not installed."""
+    try:
+        pins, projects = uv_lock.requirements(text, arguments.display, arguments.groups, arguments.architecture)
+    except uv_lock.Refused as error:
+        _give_up(str(error))
+    if projects:
+        note = (
+            f"{arguments.display}: what models import of {', '.join(projects)} belongs into deps: it is not installed\n"
+        )
+        Path(NOTE).write_text(note, encoding="utf-8")
+    Path(_PINS).write_text(pins, encoding="utf-8")
+    return pins
 
 
 def install(arguments: Arguments) -> str:
@@ -223,7 +250,8 @@ def install(arguments: Arguments) -> str:
     if installed is None:
         folder.mkdir()
         try:
-            installed = pip_installer.install(arguments.lock, display, folder, arguments.architecture)
+            lock = Path(_PINS) if arguments.lock.name == uv_lock.NAME else arguments.lock
+            installed = pip_installer.install(lock, display, folder, arguments.architecture)
         except pip_installer.Failed as error:
             _give_up(str(error), 3 if isinstance(error, pip_installer.NoWheel) else 2)
     if clash := shared_files(folder):
@@ -263,6 +291,7 @@ if __name__ == "__main__":
     parser.add_argument("--release", default=platform.python_version(), help="the Python that actions run: 3.11.9")
     parser.add_argument("--architecture", default=platform.machine(), help="that of the packages, as uname -m has it")
     parser.add_argument("--trimmed", action="store_true", help="leave out packages' own tests, headers and stubs")
+    parser.add_argument("--groups", action="append", default=[], help="a group or extra of a uv.lock; several times")
     parser.add_argument("--stagec", type=Path, help="the folder of stagec's modules, to compile them too")
     parser.add_argument("--step", choices=STEPS, help="do this step alone; all without")
     arguments = parser.parse_args(namespace=Arguments())

@@ -406,7 +406,11 @@ def test_the_page(tmp_path: Path) -> None:
     for line in [*commands("docs/without-bazel.md"), f"{shlex.join(PYTHON)} notebook.py"]:
         if shutil.which(line.split()[0]) or line.startswith("stagec"):
             done = workspace.shell(line)
-            assert (done.returncode, done.stderr) == (0, ""), line
+            # What the bundle's action says of an old jax depends on today.
+            assert (done.returncode, done.stderr.partition("warning: JAX promises")[0]) in (
+                (0, ""),
+                (0, "models/models.toml: "),
+            ), line
     assert done.stdout == "(32, 10)\n"
     assert {"models.predict.exported", "models.predict.cpu-avx2.batch32.xla"} <= {
         path.name for path in (workspace.root / "build" / "all").iterdir()

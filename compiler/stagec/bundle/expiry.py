@@ -8,11 +8,14 @@ release day of the reading JAX counts, and not the day of the reading.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection
 
 from stagec.bundle.index import UNKNOWN
-from stagec.core.builds.releases import release
+from stagec.core.builds.releases import known, release
 
 _MONTHS = 6
+_SOON = datetime.timedelta(days=90)
+"""Before the last day by less than this, a build warns: JAX has two or three releases in that time."""
 
 
 def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | None, str]:
@@ -45,3 +48,26 @@ def readable_until(jax: str | None) -> str:
             return datetime.date(year, month, day).isoformat()
         except ValueError:  # the 31st of a shorter month
             day -= 1
+
+
+def ends_soon(until: str, today: datetime.date) -> bool:
+    """Return whether less than 90 days are left of a promise, or none. until: as `readable_until` returns it."""
+    return until != UNKNOWN and datetime.date.fromisoformat(until) - today < _SOON
+
+
+def newer_jax(jax: str, here: Collection[str]) -> str:
+    """Return what to do for a promise that ends later than that of `jax`.
+
+    here: the releases with wheels for this Python.
+    """
+    releases = list(known())
+    newer = releases[releases.index(jax) + 1 :] if jax in releases else []
+    if not newer:
+        return "upgrade stagec: this one knows no newer jax"
+    python, newest = "", newer[-1]
+    if fitting := [version for version in newer if version in here]:
+        newest = fitting[-1]
+    else:
+        python = "this Python has no newer jax: name a newer Python, with STAGEC_PYTHON=/path/to/python3\n"
+    write = f"{python}write jax=={newest} and jaxlib=={newest} into requirements.in"
+    return f"{write}, and run bazel run @stagec//:lock -- requirements.in\nwithout Bazel, install these two"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +52,38 @@ def run(options: Options) -> Answer:
     sums = Sums()
     try:
         members = gather(options.name, options.version, exports, executables, weights, external)
+        index = index_of(members, options.output)
         if options.serves:
-            _check_served(index_of(members, options.output), options.serves, exports)
+            _check_served(index, options.serves, exports)
         # Weights and executables are larger than memory may be: they are copied from file to file.
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
+    warn_of_an_end(index, exports)
     return Answer({"name": options.name, "output": options.output, **sums.to_plain()})
+
+
+def warn_of_an_end(index: Mapping[str, Any], exports: Sequence[Export]) -> None:
+    """Say that JAX's promise to read the bundle's artifacts ends soon.
+
+    It is said here because a bundle is made once after an edit, and an artifact of it for each function. The text has
+    the day, and not how many are left: a cache says it again later. No byte of the bundle depends on today.
+    """
+    import datetime
+
+    from stagec.bundle.expiry import ends_soon, newer_jax
+
+    of_jax = (function for function in index["functions"].values() if "jax" in function["versions"])
+    function = next(of_jax, None)  # all are of one environment
+    if not function or not ends_soon(until := function["readable_until"], datetime.date.today()):
+        return
+    from stagec.patches import known_builds
+
+    jax, tag = function["versions"]["jax"], known_builds.python_tag()
+    here = {build.version for build in known_builds.rows() if build.python == tag}
+    what = f"JAX promises that its releases until {until} read what jax {jax} exports; later ones may refuse it"
+    manifest = next((export.spec.manifest for export in exports), "")
+    print(Problem(manifest, "", f"warning: {what}", newer_jax(jax, here)), file=sys.stderr)
 
 
 def _check_served(index: Mapping[str, Any], requirements: Sequence[str], exports: Sequence[Export]) -> None:
