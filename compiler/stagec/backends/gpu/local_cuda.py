@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.cuda import compiler as cuda, nvidia
-from stagec.core.builds.specs import CudaTarget
+from stagec.backends.gpu import descriptions, nvidia
+from stagec.core.builds.specs import GpuTarget
 from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning
 from stagec.hardware.autotuning import Result
@@ -38,7 +38,7 @@ def prepare_process() -> None:
 
 
 def describe_device() -> str:
-    """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.properties`.
+    """Return XLA's description of the first NVIDIA device of this machine, for `descriptions.properties`.
 
     CUDA_VISIBLE_DEVICES decides the first one. Raises CannotCompile when there is none, or no plugin.
     """
@@ -46,10 +46,10 @@ def describe_device() -> str:
     return _describe(devices()[0])
 
 
-def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list[Result]:
+def autotune(module: ir.Module, target: GpuTarget, mesh: Sequence[int]) -> list[Result]:
     """Compile a StableHLO module on devices of this machine and return XLA's fastest choices for them.
 
-    The process must have been prepared by `prepare_process`. mesh: as for `cuda.compile_module`.
+    The process must have been prepared by `prepare_process`. mesh: as for `compiler.compile_module`.
     Raises CannotCompile when there are not as many devices as the module needs, when they are others than the
     target's, when a library is missing that XLA times, and when XLA refuses the module.
     """
@@ -58,16 +58,16 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
     if len(here) < count:
         what = f"it needs {count} devices, and CUDA finds {len(here)} here"
         raise CannotCompile(what, "topology", "run this on a machine with as many")
-    reported = nvidia.properties(_describe(here[0]))
+    reported = descriptions.properties(_describe(here[0]))
     refuse_another(reported, target)
     missing = [name for name in _LIBRARIES if not _loads(name)]
     if missing:
         write = "install CUDA 13 and cuDNN 9, and name their folders in LD_LIBRARY_PATH"
         raise CannotCompile(f"XLA times kernels of libraries that are not here: {', '.join(missing)}", "", write)
-    cuda.register_custom_calls()
+    nvidia.register_custom_calls()
     options = {**target.compiler_options, "xla_gpu_dump_autotune_results_to": _RESULTS}
-    with cuda.scratch():
-        plugins.compile_for(cuda.PLUGIN, here[:count], module, options, load=True)
+    with nvidia.scratch():
+        plugins.compile_for(nvidia.PLUGIN, here[:count], module, options, load=True)
         # XLA writes no file if there is nothing to time.
         text = Path(_RESULTS).read_text("ascii") if Path(_RESULTS).exists() else ""
     try:
@@ -79,11 +79,11 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
 @functools.cache
 def devices() -> tuple[Any, ...]:
     """Return jaxlib's objects for the NVIDIA devices of this machine. Raises CannotCompile when there is none."""
-    plugins.load(cuda.PLUGIN)
+    plugins.load(nvidia.PLUGIN)
     from jaxlib import _jax, xla_client
 
     try:
-        client = xla_client.make_c_api_client(cuda.PLUGIN.platform, {"preallocate": False})
+        client = xla_client.make_c_api_client(nvidia.PLUGIN.platform, {"preallocate": False})
     except _jax.JaxRuntimeError as error:
         write = "run this on a machine with an NVIDIA device and its driver"
         raise CannotCompile(f"CUDA finds no device here: {error}", write=write) from error
@@ -96,8 +96,8 @@ def _describe(device: Any) -> str:
     return str(xla_client.get_topology_for_devices([device]).target_config)
 
 
-def refuse_another(reported: Mapping[str, Any], target: CudaTarget) -> None:
-    """Raise CannotCompile unless the device here is the target's. reported: the result of `nvidia.properties`."""
+def refuse_another(reported: Mapping[str, Any], target: GpuTarget) -> None:
+    """Raise CannotCompile unless the device here is the target's. reported: the result of `descriptions.properties`."""
 
     def bare(value: object) -> str:  # a driver does not say which features of its architecture code may use
         return str(value).rstrip("af")
