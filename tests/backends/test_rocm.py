@@ -9,13 +9,14 @@ import os
 import struct
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from stagec.backends.gpu import code_objects, compiler, container, kernels, riegeli, stubs
 from stagec.core.data import wire
-from stagec.hardware import rocm
+from stagec.hardware import gpu_devices, rocm
 from stagec.patches import elf
 from tests.backends.deviceless import OVERLAPPING, compile_again, installed, layer, run
 from tests.patches.probe import PROGRAMS
@@ -149,6 +150,57 @@ def _descriptor(code: bytes, name: str) -> int:
             (rsrc1,) = struct.unpack_from("<I", code, value + 0x30)  # .rodata lies where it does in the file
             return 8 * ((int(rsrc1) & 0x3F) + 1)
     raise LookupError(name)
+
+
+_DESCRIBE = """
+import sys
+from stagec.backends import plugins
+from stagec.backends.gpu import amd, compiler, descriptions
+from stagec.hardware import catalog, rocm
+compiler.prepare_process(catalog.target("mi300x"))
+amd.register_custom_calls()
+from jaxlib import _jax
+described = {"target_config": amd.target_config(rocm.device(sys.argv[1])), "topology": "1x1x1"}
+topology = _jax.get_default_c_api_topology("rocm", "", described)
+sys.stdout.write(descriptions.as_toml(descriptions.properties(topology.target_config)))
+"""
+
+
+@with_plugin
+@pytest.mark.parametrize("name", ["mi210", "mi355x", "rx9070"])
+def test_what_xla_says_of_a_device_is_read_back(tmp_path: Path, name: str) -> None:
+    done = run(_DESCRIBE, name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    described = tomllib.loads(done.stdout)
+    assert described["source"].startswith("what ROCm reports; ")
+    assert gpu_devices.read("rocm", described) == rocm.device(name)
+
+
+TIMED_ON = "ROCM: gfx942, Cores: 304, GPU clock: 2.1 GHz, Memory bandwidth: 5300 GB/s, L2 cache: 4 MB"
+KERNEL = r"""{\n  tmp_0 = bf16[256,2,256]{2,1,0} parameter(0)\n  tmp_1 = bf16[2,256,512]{2,1,0} parameter(1)\n"""
+KERNEL += r"""  ROOT tmp_2 = f32[2,256,512]{2,1,0} dot(bf16[256,2,256]{2,1,0} tmp_0, bf16[2,256,512]{2,1,0} tmp_1), """
+KERNEL += r"""lhs_batch_dims={1}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}\n}"""
+TILES = "block_m: 64 block_n: 32 block_k: 32 num_stages: 3 num_warps: 4 num_ctas: 1"
+RESULTS = f"""
+version: 3
+results {{ device: "{TIMED_ON}, DNN version: 3.5.0" hlo: "{KERNEL}" result {{ triton {{ {TILES} }} }} version: 45 }}
+"""
+
+
+@with_plugin
+def test_results_of_autotuning_are_an_input(tmp_path: Path) -> None:
+    module = layer(rows=256, dtype="bf16")
+    incomplete = {"xla_gpu_require_complete_aot_autotune_results": False}
+    timed = compile_again(tmp_path, "rocm", "mi300x", module, autotuning=RESULTS, compiler_options=incomplete)
+    assert timed.refused == ("", "", "")
+    assert '"output_tiles":[{"sizes":["1","64","32"]}]' in timed.hlo
+    default = compile_again(tmp_path, "rocm", "mi300x", module)
+    assert '"sizes":["1","64","32"]' not in default.hlo
+    assert timed.executable != default.executable
+    what, key, _ = compile_again(tmp_path, "rocm", "mi300x", layer(rows=512, dtype="bf16"), autotuning=RESULTS).refused
+    assert (what.startswith("it has no result for %"), key) == (True, "autotuning")
+    what, key, _ = compile_again(tmp_path, "rocm", "mi355x", module, autotuning=RESULTS).refused
+    assert (what.startswith(f"results[0].device: timed on {TIMED_ON}"), key) == (True, "autotuning")
 
 
 def test_a_stub_is_a_library_whose_functions_fail(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Describe the NVIDIA device of this machine, for a target."""
+"""Describe the GPU of this machine, for a target."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from stagec.core.messages.errors import show
-from stagec.hardware import cuda
-from stagec.hardware.gpu_devices import Device, NvidiaDevice
+from stagec.hardware import cuda, rocm
+from stagec.hardware.gpu_devices import VENDORS, AmdDevice, Device
 
 _MISSING = {
     "bf16_flops": "the peak of dense bfloat16 operations a second",
@@ -18,8 +18,13 @@ _MISSING = {
 """Fields that a driver does not report for each device, and that follow from no other number."""
 _ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "infinity_fabric_bandwidth", "network_bandwidth")
 """Properties that XLA does not have: they are for estimates."""
-_DESCRIBED: Sequence[list[str]] = ([], ["cuda_compute_capability"], ["device_interconnect_info"])
-"""Messages in XLA's message of a device that have fields of `NvidiaDevice`."""
+_DESCRIBED: Sequence[list[str]] = (
+    [],
+    ["cuda_compute_capability"],
+    ["rocm_compute_capability"],
+    ["device_interconnect_info"],
+)
+"""Messages in XLA's message of a device that have fields of `Device`."""
 FEATURES = {"": "NONE", "a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FEATURES"}
 """The features of a compute capability, by its last letter."""
 
@@ -59,21 +64,25 @@ def target_config(
 
 
 def properties(config: str) -> dict[str, Any]:
-    """Return the fields of `NvidiaDevice` that XLA's description of one has; it has no peak, and no speed of NVLink.
+    """Return the fields of a `Device` that XLA's description of one has; it has no peak, and no speed of links.
 
     config: a GpuTargetConfigProto in XLA's text format, one field a line.
     """
     info = dict(_fields_of(config))
     mark = next((mark for mark, name in FEATURES.items() if name == info.get("feature_extension")), "")
+    processor = info.get("gcn_arch_name")
     reported: dict[str, Any] = {
-        "compute_capability": f"{info.get('major', 0)}.{info.get('minor', 0)}{mark}",
+        "compute_capability": (
+            _string(processor) if processor else f"{info.get('major', 0)}.{info.get('minor', 0)}{mark}"
+        ),
         "active_links": 0,  # a zero is not printed
     }
     read: dict[str, Callable[[str], Any]] = {"str": _string, "int": int, "float": float}
-    for field in fields(NvidiaDevice):
+    vendor = VENDORS["rocm" if processor else "cuda"]
+    for field in fields(vendor):
         if field.name in info and info[field.name] != "-1":  # the speed of PCIe, where the driver does not say it
             reported[field.name] = read[str(field.type)](info[field.name])
-    return {field.name: reported[field.name] for field in fields(NvidiaDevice) if field.name in reported}
+    return {field.name: reported[field.name] for field in fields(vendor) if field.name in reported}
 
 
 def _fields_of(config: str) -> Iterator[tuple[str, str]]:
@@ -101,13 +110,18 @@ def as_toml(reported: Mapping[str, Any]) -> str:
     The peak, the speed of links, and fields missing from the driver come from the checked-in device of the same name.
     If there is none, the file lists the missing fields.
     """
-    same = [device for device in cuda.devices().values() if device.name == reported["name"]]
-    whole = {"doc": reported["name"], "source": "what the CUDA driver reports", **reported}
-    missing = [field.name for field in fields(NvidiaDevice) if field.default is MISSING and field.name not in reported]
+    platform = "rocm" if AmdDevice.CAPABILITY.fullmatch(reported["compute_capability"]) else "cuda"
+    known = {"cuda": cuda.devices, "rocm": rocm.devices}[platform]()
+    driver, vendor = {"cuda": ("the CUDA driver", "NVIDIA"), "rocm": ("ROCm", "AMD")}[platform]
+    same = [device for device in known.values() if device.name == reported["name"]]
+    whole = {"doc": reported["name"], "source": f"what {driver} reports", **reported}
+    missing = [
+        field.name for field in fields(VENDORS[platform]) if field.default is MISSING and field.name not in reported
+    ]
     if same:
         added = dict.fromkeys((*missing, *(name for name in _ESTIMATES if hasattr(same[0], name))))
         whole |= {name: getattr(same[0], name) for name in added}
-        whole["source"] = f"{whole['source']}; {', '.join(added)}: NVIDIA's data sheets"
+        whole["source"] = f"{whole['source']}; {', '.join(added)}: {vendor}'s data sheets"
     lines = [f"{key} = {show(value)}" for key, value in whole.items()]
     lines += [
         f"# {name} = {_MISSING.get(name, 'what the driver does not say')}: see the device's data sheet."

@@ -1,4 +1,4 @@
-"""The NVIDIA devices of this machine: describe one, and time kernels on one. Nothing that is built needs a device.
+"""The GPUs of this machine: describe one, and time kernels on an NVIDIA one. Nothing that is built needs a device.
 
 XLA needs the driver for both. To time kernels it also needs the libraries that they call: cuBLAS, cuDNN and others of
 CUDA 13. It searches for them like any program.
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.gpu import descriptions, nvidia
+from stagec.core.builds.platforms import GPUS
 from stagec.core.builds.specs import GpuTarget
 from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning
 from stagec.hardware.autotuning import Result
+from stagec.pjrt import accelerators
 from stagec.pjrt.packages import folder
 
 if TYPE_CHECKING:
@@ -38,12 +40,13 @@ def prepare_process() -> None:
 
 
 def describe_device() -> str:
-    """Return XLA's description of the first NVIDIA device of this machine, for `descriptions.properties`.
+    """Return XLA's description of the first GPU of this machine, for `descriptions.properties`.
 
-    CUDA_VISIBLE_DEVICES decides the first one. Raises CannotCompile when there is none, or no plugin.
+    CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES decides the first one. Raises CannotCompile when there is none, or no
+    plugin.
     """
     prepare_process()
-    return _describe(devices()[0])
+    return _describe(devices(next((platform for platform in GPUS if not accelerators.refusal(platform)), "cuda"))[0])
 
 
 def autotune(module: ir.Module, target: GpuTarget, mesh: Sequence[int]) -> list[Result]:
@@ -77,16 +80,18 @@ def autotune(module: ir.Module, target: GpuTarget, mesh: Sequence[int]) -> list[
 
 
 @functools.cache
-def devices() -> tuple[Any, ...]:
-    """Return jaxlib's objects for the NVIDIA devices of this machine. Raises CannotCompile when there is none."""
-    plugins.load(nvidia.PLUGIN)
+def devices(platform: str = "cuda") -> tuple[Any, ...]:
+    """Return jaxlib's objects for a vendor's devices of this machine. Raises CannotCompile when there is none."""
+    plugins.load(plugins.of(platform))
     from jaxlib import _jax, xla_client
 
+    options: dict[str, str | bool] = {"preallocate": False, **({"platform_name": "ROCM"} if platform == "rocm" else {})}
     try:
-        client = xla_client.make_c_api_client(nvidia.PLUGIN.platform, {"preallocate": False})
+        client = xla_client.make_c_api_client(platform, options)
     except _jax.JaxRuntimeError as error:
-        write = "run this on a machine with an NVIDIA device and its driver"
-        raise CannotCompile(f"CUDA finds no device here: {error}", write=write) from error
+        driver, device = ("ROCm", "an AMD") if platform == "rocm" else ("CUDA", "an NVIDIA")
+        write = f"run this on a machine with {device} device and its driver"
+        raise CannotCompile(f"{driver} finds no device here: {error}", write=write) from error
     return tuple(client.local_devices())
 
 
