@@ -2,7 +2,7 @@
 
 A code object is an ELF file with a note that says what each kernel takes, as a map in MessagePack
 (https://llvm.org/docs/AMDGPUUsage.html#code-object-metadata, https://github.com/msgpack/msgpack/blob/master/spec.md).
-The tests compare with `llvm-readobj --notes`. No tool of AMD's is needed here.
+The tests compare with another reader of MessagePack, and with `llvm-readobj --notes`. No tool of AMD's is needed here.
 """
 
 from __future__ import annotations
