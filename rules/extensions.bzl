@@ -16,6 +16,7 @@ def _stagec_impl(module_ctx):
         "lock": Label("//compiler:requirements.lock"),
         "tpu_lock": Label("//compiler:tpu.lock"),
         "cuda_lock": Label("//compiler:cuda.lock"),
+        "rocm_lock": Label("//compiler:rocm.lock"),
     }
     actions = {"trimmed": True}
     python = None
@@ -56,6 +57,7 @@ def _stagec_impl(module_ctx):
     python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, groups = groups, **actions)
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
+    python_environment(name = "stagec_rocm", lock = locks["rocm_lock"], **actions)
     declare_jaxlibs(locks["lock"], jaxlibs, python)
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
     python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
@@ -85,6 +87,7 @@ _PLUGINS = {
         doc = "A lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
               "another jaxlib.",
     ),
+    "rocm_lock": attr.label(doc = "A lock with jax-rocm7-pjrt and jax-rocm7-plugin, if you use another jaxlib."),
 }
 
 _JAXLIB = dict(
@@ -126,8 +129,8 @@ _manifest = tag_class(
 )
 
 _python = tag_class(
-    doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs and NVIDIA " +
-          "devices when you build the first executable for them. Only the root module's tag counts.",
+    doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs, NVIDIA " +
+          "and AMD devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = dict(
         dict(_IMAGE, **_PLUGINS),
         groups = _GROUPS,

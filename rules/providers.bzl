@@ -108,7 +108,7 @@ AotExecutableInfo = provider(
         "inventory": "File: the program's arrays, operations, exchanges and limits, as JSON, for reports and baselines.",
         "hlo_proto": "File: the program after XLA optimized it, as HloModuleProto. Only tests of golden results read it.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
-        "platform": "string: the target's platform: cpu, cuda or tpu.",
+        "platform": "string: the target's platform: cpu, cuda, rocm or tpu.",
         "plugin": "PythonEnvironmentInfo: the compiler of the platform; None for cpu.",
         "environment": "PythonEnvironmentInfo: what compiled it instead of the toolchain's; None: the toolchain's.",
         "spec": "File: the executable's spec, as JSON.",

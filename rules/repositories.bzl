@@ -14,6 +14,7 @@ def stagec_repositories(
         lock = None,
         tpu_lock = None,
         cuda_lock = None,
+        rocm_lock = None,
         interpreter = "",
         interpreter_version = "",
         packages = "",
@@ -23,8 +24,8 @@ def stagec_repositories(
         python = None):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
-    Bazel downloads the compilers for TPUs and NVIDIA devices when you build the first executable for them, and the
-    packages that sign bundles when you sign one.
+    Bazel downloads the compilers for TPUs, NVIDIA and AMD devices when you build the first executable for them, and
+    the packages that sign bundles when you sign one.
 
     Args:
       lock: label of a requirements file with hashes, or of a uv.lock: jax, jaxlib, numpy, flatbuffers, pydantic, and the
@@ -33,6 +34,7 @@ def stagec_repositories(
       tpu_lock: label of a lock with only libtpu, if you use another jaxlib.
       cuda_lock: label of a lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
         use another jaxlib.
+      rocm_lock: label of a lock with jax-rocm7-pjrt and jax-rocm7-plugin, if you use another jaxlib.
       interpreter: absolute path of the Python that actions run, if it differs from the one that installs the packages,
         such as that of an execution image. This machine need not have it.
       interpreter_version: its version, such as 3.11.9. Actions compare it with the version of their Python.
@@ -40,7 +42,7 @@ def stagec_repositories(
         the packages as inputs; they compare the fingerprint.
       trimmed: whether to leave out what no module imports: the packages' own tests, C headers and type stubs.
       jaxlibs: other releases of jaxlib, for manifests with `jaxlib`: dict of names of repositories to dicts with `lock`,
-        and optionally `cuda_lock`, `tpu_lock`, `interpreter`, `interpreter_version`, `packages` and `trimmed`, which mean
+        and optionally `cuda_lock`, `rocm_lock`, `tpu_lock`, `interpreter`, `interpreter_version`, `packages` and `trimmed`, which mean
         the same as here. A lock has jaxlib, numpy and flatbuffers; it needs no JAX. `architecture`: "aarch64" if it
         compiles for that, with `interpreter` where that is, else in Debian's Python 3.11, emulated. `exec_properties`:
         what a remote engine wants to hear of actions that compile with it.
@@ -53,6 +55,7 @@ def stagec_repositories(
     python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), packages = packages, groups = groups, **actions)
     python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"), **actions)
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
+    python_environment(name = "stagec_rocm", lock = rocm_lock or Label("//compiler:rocm.lock"), **actions)
     declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs, python)
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
     python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)

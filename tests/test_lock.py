@@ -130,8 +130,8 @@ def test_a_jaxlib_that_the_user_names(locking: Locking) -> None:
     said = locking.locked("jax==0.10.0\njaxlib==0.10.0\n")
     assert {name: versions(locking.lock)[name] for name in ("jax", "jaxlib")} == {"jax": "0.10.0", "jaxlib": "0.10.0"}
     assert (
-        "  note: stagec is tested with jaxlib 0.10.2, and this has 0.10.0: for TPUs and NVIDIA devices, write tpu_lock "
-        "and cuda_lock (docs/accelerators.md)\n"
+        "  note: stagec is tested with jaxlib 0.10.2, and this has 0.10.0: for TPUs and GPUs, write tpu_lock, "
+        "cuda_lock and rocm_lock (docs/accelerators.md)\n"
     ) in said
 
 

@@ -44,7 +44,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "cli": _package(
         "the commands: argv, what they print, exit statuses",
-        "audit backends backends.cpu backends.cuda building bundle checking core frontends.common hardware jaxcache "
+        "audit backends backends.cpu backends.gpu building bundle checking core frontends.common hardware jaxcache "
         "loader local manifest pjrt stages trust worker",
         "numpy",
     ),
@@ -58,7 +58,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "audit": _package(
         "what people ask of artifacts: inspect, stub, diff, explain, baseline, reproduce, rebuild",
-        "backends backends.cuda building bundle core hardware manifest pjrt stages trust",
+        "backends backends.gpu building bundle core hardware manifest pjrt stages trust",
         "jaxlib",
     ),
     "manifest": _package(
@@ -110,8 +110,8 @@ PACKAGES: Mapping[str, Package] = {
         "backends core costs hardware patches pjrt",
         "jaxlib",
     ),
-    "backends.cuda": _package(
-        "XLA's compiler for NVIDIA devices",
+    "backends.gpu": _package(
+        "XLA's compiler for GPUs of NVIDIA and AMD",
         "backends core costs hardware jaxcache patches pjrt",
         "jaxlib",
     ),
@@ -179,7 +179,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "stagec_insight": _package(
         "pages, profiles, timelines and autotuning; an emulator of device HLO",
-        "audit backends backends.cpu backends.cuda building bundle checking core costs hardware loader pjrt "
+        "audit backends backends.cpu backends.gpu building bundle checking core costs hardware loader pjrt "
         "stages trust",
         "jaxlib",
     ),

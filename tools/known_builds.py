@@ -4,9 +4,9 @@
     python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
     python tools/known_builds.py names [VERSION ...]
 
-`add` examines wheels of jaxlib, jax-cuda13-pjrt and libtpu, compiles with each (tests/patches/probe.py), and writes
-its row into compiler/stagec/patches/known_builds.json, and the row of a new release of jaxlib into
-manifests/releases.toml. A build that is not as those that are known gets no row, and
+`add` examines wheels of jaxlib and of its plugins, compiles with each (tests/patches/probe.py), and writes its row
+into compiler/stagec/patches/known_builds.json, and the row of a new release of jaxlib into manifests/releases.toml.
+A build that is not as those that are known gets no row, and
 it prints what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
 nothing. `names` installs jax and jaxlib of each version into a folder, and prints the private names (private_names.txt)
 that they do not have; without a version it looks at those that are installed.
@@ -37,7 +37,7 @@ from stagec.core.builds import releases  # noqa: E402  # found through the line 
 from stagec.patches import known_builds  # noqa: E402
 from stagec.patches.known_builds import Build  # noqa: E402
 
-PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "libtpu": "tpu"}
+PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "jax-rocm7-pjrt": "rocm", "libtpu": "tpu"}
 LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}
 MANYLINUX = ("manylinux_2_27", "manylinux_2_28", "manylinux_2_31")
 
@@ -198,6 +198,8 @@ def needed(row: Build) -> Iterator[str]:
     if package(row) == "jax-cuda13-pjrt":
         yield from (f"jaxlib=={row.version}", f"jax-cuda13-plugin=={row.version}")
         yield from ("nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*")
+    if package(row) == "jax-rocm7-pjrt":
+        yield from (f"jaxlib=={row.version}", f"jax-rocm7-plugin=={row.version}")
     if package(row) == "libtpu":
         of_jaxlib = {jaxlib: release.wheels.get("libtpu", "") for jaxlib, release in releases.known().items()}
         fits = [jaxlib for jaxlib, libtpu in of_jaxlib.items() if libtpu and f"{row.version}.".startswith(f"{libtpu}.")]

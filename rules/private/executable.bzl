@@ -178,8 +178,8 @@ aot_executable = rule(
         # Of an executable and not of the toolchain: Bazel fetches it when it analyses one that needs it, and it is on the path
         # of that compilation alone. With libtpu on the path, tracing would import it, and descriptions would say so.
         "plugin": attr.label(
-            doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment` or " +
-                  "`@stagec_tpu//:environment`; none for cpu.",
+            doc = "The Python environment with the compiler of the target's platform: `@stagec_cuda//:environment`, " +
+                  "`@stagec_rocm//:environment` or `@stagec_tpu//:environment`; none for cpu.",
             providers = [PythonEnvironmentInfo],
             cfg = "exec",
         ),

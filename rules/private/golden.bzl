@@ -76,7 +76,7 @@ aot_golden_test = rule(
     test = True,
     attrs = {
         "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
-        "platform": attr.string(doc = "The platform of the targets: cpu, cuda or tpu.", default = "cpu"),
+        "platform": attr.string(doc = "The platform of the targets: cpu, cuda, rocm or tpu.", default = "cpu"),
         "plugin": attr.label(
             doc = "The Python environment with what runs executables for the platform; none for cpu.",
             providers = [PythonEnvironmentInfo],
@@ -124,7 +124,7 @@ aot_golden_optimized_test = rule(
             providers = [AotExecutableInfo],
         ),
         "functions": attr.string_list(doc = "Names of the functions, and variants, to run.", mandatory = True),
-        "platform": attr.string(doc = "The platform of the targets: cuda or tpu.", mandatory = True),
+        "platform": attr.string(doc = "The platform of the targets: cuda, rocm or tpu.", mandatory = True),
         "_extension": extension_attr("insight"),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],

@@ -27,7 +27,7 @@ def declare_jaxlibs(lock, jaxlibs, python = None):
 
     Args:
       lock: label of the lock of the build's own environment.
-      jaxlibs: dict of names of repositories to dicts: `lock`, a label; and optionally `cuda_lock`, `tpu_lock` and the
+      jaxlibs: dict of names of repositories to dicts: `lock`, a label; and optionally `cuda_lock`, `rocm_lock`, `tpu_lock` and the
         attributes `interpreter`, `interpreter_version`, `packages` and `trimmed` of python_environment; `architecture`,
         "aarch64" where it compiles for that, and `exec_properties` of its actions then.
       python: label of the interpreter that installs packages; None: one on PATH.
@@ -145,7 +145,7 @@ stagec_jaxlibs = repository_rule(
         "names": attr.string_list(doc = "The repositories of the others."),
         "locks": attr.label_list(doc = "The locks of these, in the same order.", allow_files = True),
         "settings": attr.string_list(doc = "`architecture`, \"\" for this machine's, and `exec_properties` of each, as JSON."),
-        "plugins": attr.string_list(doc = "The repositories with plugins for these: their names with _cuda or _tpu."),
+        "plugins": attr.string_list(doc = "The repositories with plugins for these: their names with _cuda, _rocm or _tpu."),
     },
 )
 

@@ -124,7 +124,7 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
         if versions["jaxlib"] != tested["jaxlib"]:
             notes.append(
                 f"stagec is tested with jaxlib {tested['jaxlib']}, and this has {versions['jaxlib']}: for TPUs and "
-                "NVIDIA devices, write tpu_lock and cuda_lock (docs/accelerators.md)"
+                "GPUs, write tpu_lock, cuda_lock and rocm_lock (docs/accelerators.md)"
             )
         if not kept and not chosen:
             notes += _held_back(uv, sources, versions, folder)

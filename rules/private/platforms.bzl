@@ -5,6 +5,7 @@
 PLUGINS = {
     "cpu": None,
     "cuda": Label("@stagec_cuda//:environment"),
+    "rocm": Label("@stagec_rocm//:environment"),
     "tpu": Label("@stagec_tpu//:environment"),
 }
 
@@ -12,6 +13,7 @@ PLUGINS = {
 MNEMONICS = {
     "cpu": "StagecCompile",
     "cuda": "StagecCompileCuda",
+    "rocm": "StagecCompileRocm",
     "tpu": "StagecCompileTpu",
 }
 
@@ -56,7 +58,8 @@ PLANNING = [
     "stagec/hardware/catalog.py",
     "stagec/hardware/cpu.py",
     "stagec/hardware/cuda.py",
-    "stagec/hardware/cuda_devices.py",
+    "stagec/hardware/gpu_devices.py",
+    "stagec/hardware/rocm.py",
     "stagec/hardware/tables.py",
     "stagec/hardware/tpu.py",
     "stagec/hardware/tpu_topologies.py",
@@ -65,15 +68,18 @@ PLANNING = [
     "stagec/manifest/cpu.py",
     "stagec/manifest/cuda.py",
     "stagec/manifest/environment.py",
+    "stagec/manifest/gpu.py",
     "stagec/manifest/load.py",
     "stagec/manifest/models.py",
     "stagec/manifest/planning.py",
+    "stagec/manifest/rocm.py",
     "stagec/manifest/schema.py",
     "stagec/manifest/tables.py",
     "stagec/manifest/targets.py",
     "stagec/manifest/toml.py",
     "stagec/manifest/tpu.py",
     "stagec/manifest/values.py",
+    "stagec/targets/amd.toml",
     "stagec/targets/cpu.toml",
     "stagec/targets/nvidia.toml",
     "stagec/targets/tpu.toml",

@@ -28,6 +28,12 @@ _NVIDIA = ("h200", "b200")
 _DEVICES = (*_NVIDIA, "v5e", "v6e")
 
 
+def for_amd(manifest: str) -> str:
+    """Return the text of the manifest with AMD devices in the place of all others."""
+    of_amd = manifest.replace('"cuda"', '"rocm"').replace("h200", "mi300x").replace("b200", "mi355x")
+    return re.sub(r', "v\d[ep]:[^"]+"', "", of_amd)
+
+
 def instructions(program: bytes) -> int:
     """Return how many instructions a program has, with those in its computations."""
     text = emulation.readable(emulation.module(program))

@@ -2,7 +2,7 @@
 
 `spilling.sm_90a.cubin` is what ptxas 13.0.88 makes of `spilling("sm_90a")`.
 
-Modules: `backends/cuda/cubins.py`, `backends/cuda/container.py`, `backends/cuda/kernels.py`, `audit/kernels.py`.
+Modules: `backends/gpu/cubins.py`, `backends/gpu/container.py`, `backends/gpu/kernels.py`, `audit/kernels.py`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stagec.audit import kernels as reports
-from stagec.backends.cuda import cubins, kernels
+from stagec.backends.gpu import cubins, kernels
 from stagec.costs.totals import Runs
 from stagec.hardware import cuda as gpus
 from stagec.pjrt import packages

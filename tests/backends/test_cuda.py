@@ -1,6 +1,7 @@
 """Compiling for NVIDIA devices on a machine without one: devices, meshes, equal bytes, and what is refused.
 
-Modules: `backends/cuda/compiler.py`, `backends/cuda/nvidia.py`, `pjrt/cuda_calls.py`, `cli/describe_device.py`.
+Modules: `backends/gpu/compiler.py`, `backends/gpu/nvidia.py`,
+`backends/gpu/descriptions.py`, `pjrt/gpu_calls.py`, `cli/describe_device.py`.
 """
 
 import os
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stagec.backends.cuda import compiler as cuda, container, nvidia
+from stagec.backends.gpu import compiler as cuda, container, descriptions
 from stagec.core.messages.errors import StagecError
-from stagec.hardware import cuda as gpus, cuda_devices
+from stagec.hardware import cuda as gpus, gpu_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, installed, layer, run
 from tests.building import stagec
 
@@ -117,16 +118,16 @@ def test_nothing_of_the_build_machine_is_stored(tmp_path: Path) -> None:
 _UNCHANGED = """
 import sys
 from stagec.backends import plugins
-from stagec.backends.cuda import compiler as cuda, container, nvidia
+from stagec.backends.gpu import compiler as cuda, descriptions, nvidia
 from stagec.hardware import catalog, cuda as gpus
 cuda.prepare_process(catalog.target("h200"))
 from jaxlib.mlir import ir
 from stagec.stages import mlir
-config = nvidia.target_config(gpus.device("h200"), cuda._CUDNN, cuda._CUDA, cuda._CUB)
+config = nvidia.target_config(gpus.device("h200"))
 options = {"target_config": config, "topology": "1x1x8", "host_target_machine_options": cuda._HOST}
-devices = plugins.topology_devices(cuda.PLUGIN, "", options)
-with cuda.scratch(), mlir.make_context():
-    executable = plugins.compile_for(cuda.PLUGIN, devices, ir.Module.parse(sys.argv[1]), {})
+devices = plugins.topology_devices(nvidia.PLUGIN, "", options)
+with nvidia.scratch(), mlir.make_context():
+    executable = plugins.compile_for(nvidia.PLUGIN, devices, ir.Module.parse(sys.argv[1]), {})
 open(sys.argv[2], "wb").write(executable.serialize())
 """
 
@@ -345,7 +346,7 @@ def test_what_is_wrong_with_a_result_is_told_by_xla(tmp_path: Path) -> None:
 _TWICE = """
 import dataclasses, sys
 from stagec.backends import compilation
-from stagec.backends.cuda import compiler as cuda
+from stagec.backends.gpu import compiler as cuda
 from stagec.hardware import catalog
 target = catalog.target("h200")
 cuda.prepare_process(target)
@@ -381,14 +382,14 @@ def test_a_mesh_of_another_size_than_the_topology(tmp_path: Path) -> None:
 _DESCRIBE = """
 import sys
 from stagec.backends import plugins
-from stagec.backends.cuda import compiler as cuda, container, nvidia
+from stagec.backends.gpu import compiler as cuda, descriptions, nvidia
 from stagec.hardware import catalog, cuda as gpus
 cuda.prepare_process(catalog.target("h200"))
-config = nvidia.target_config(gpus.device(sys.argv[1]), cuda._CUDNN, cuda._CUDA, cuda._CUB)
-plugins.load(cuda.PLUGIN)
+config = nvidia.target_config(gpus.device(sys.argv[1]))
+plugins.load(nvidia.PLUGIN)
 from jaxlib import _jax
 topology = _jax.get_default_c_api_topology("cuda", "", {"target_config": config, "topology": "1x1x1"})
-sys.stdout.write(nvidia.as_toml(nvidia.properties(topology.target_config)))
+sys.stdout.write(descriptions.as_toml(descriptions.properties(topology.target_config)))
 """
 
 
@@ -397,7 +398,7 @@ sys.stdout.write(nvidia.as_toml(nvidia.properties(topology.target_config)))
 def test_what_xla_says_of_a_device_is_read_back(tmp_path: Path, name: str) -> None:
     done = run(_DESCRIBE, name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert cuda_devices.read(tomllib.loads(done.stdout)) == gpus.device(name)
+    assert gpu_devices.read("cuda", tomllib.loads(done.stdout)) == gpus.device(name)
 
 
 @with_plugin
@@ -449,13 +450,13 @@ device_description_str: "Tesla T4"
 
 
 def test_what_the_driver_does_not_report_is_left_to_be_written() -> None:
-    text = nvidia.as_toml(nvidia.properties(REPORTED))
+    text = descriptions.as_toml(descriptions.properties(REPORTED))
     assert text.endswith(
         "\n# bf16_flops = the peak of dense bfloat16 operations a second: see the device's data sheet.\n"
     )
     with pytest.raises(StagecError) as caught:
-        cuda_devices.read(tomllib.loads(text))
+        gpu_devices.read("cuda", tomllib.loads(text))
     assert [problem.key for problem in caught.value.problems] == ["bf16_flops"]
-    device = cuda_devices.read(tomllib.loads(f"{text}bf16_flops = 65e12\n"))
+    device = gpu_devices.read("cuda", tomllib.loads(f"{text}bf16_flops = 65e12\n"))
     assert (device.name, device.compute_capability, device.active_links) == ("Tesla T4", "7.5", 0)
     assert (device.core_count, device.clock_rate_ghz) == (40, 1.59)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.cuda import local_cuda
-from stagec.core.builds.specs import CudaTarget
+from stagec.backends.gpu import local_cuda
+from stagec.core.builds.specs import GpuTarget
 from stagec.hardware import catalog
 from stagec.hardware.autotuning import read
 from stagec.pjrt import compatibility
@@ -38,9 +38,9 @@ func.func public @main(%x: tensor<256x512xbf16>, %w: tensor<512x512xbf16>) -> te
 """
 
 
-def target(name: str) -> CudaTarget:
+def target(name: str) -> GpuTarget:
     found = catalog.target(name)
-    assert isinstance(found, CudaTarget)
+    assert isinstance(found, GpuTarget)
     return found
 
 

@@ -1,11 +1,11 @@
 """Riegeli files: what Google's implementation wrote is read, and what is written has its bytes.
 
-Modules: `backends/cuda/highwayhash.py`.
+Modules: `backends/gpu/highwayhash.py`.
 """
 
 import pytest
 
-from stagec.backends.cuda import riegeli
+from stagec.backends.gpu import riegeli
 from stagec.core.data import wire
 
 RECORDS = [b"one", b"", b"three " * 20, b"four"]

@@ -3,7 +3,7 @@
 Most of these took minutes for a file of some megabytes. The seconds are those of the processor; a byte may take five
 times what it takes on a machine of 2024 in the worst of them.
 
-Modules: `backends/cuda/container.py`, `backends/cuda/cubins.py`, `backends/cuda/riegeli.py`, `bundle/description.py`,
+Modules: `backends/gpu/container.py`, `backends/gpu/cubins.py`, `backends/gpu/riegeli.py`, `bundle/description.py`,
 `trust/dsse.py`, `bundle/index.py`, `core/data/strict_json.py`, `core/sizes/expressions.py`.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from stagec.audit import kernels
-from stagec.backends.cuda import container, cubins, riegeli
+from stagec.backends.gpu import container, cubins, riegeli
 from stagec.bundle import archive, index, safetensors
 from stagec.bundle.archive import Archive, encode
 from stagec.bundle.description import Description

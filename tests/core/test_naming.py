@@ -8,7 +8,7 @@ from stagec.core.builds.naming import MACRO_TARGETS
 from tests.building import ROOT
 
 MACRO = ROOT / "rules" / "private" / "manifest.bzl"
-PLATFORMS = ("cpu", "cuda", "tpu")
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 SPEC = json.dumps({"golden": {"inputs": "", "optimized": True}, "bind": {}, "target": {"name": "t"}})
 
 

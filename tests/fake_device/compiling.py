@@ -14,14 +14,14 @@ from typing import Any
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CompiledModule, cost, memory
-from stagec.backends.cuda import compiler as cuda, local_cuda
-from stagec.core.builds.specs import CudaTarget
+from stagec.backends.gpu import compiler, local_cuda, nvidia
+from stagec.core.builds.specs import GpuTarget
 
 
-def compile_module(module: Any, target: CudaTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
+def compile_module(module: Any, target: GpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
     """Compile for as many fake devices as the mesh has."""
     devices = local_cuda.devices()[: math.prod(mesh)]
-    loaded = plugins.compile_for(cuda.PLUGIN, devices, module, target.compiler_options, serialized=options, load=True)
+    loaded = plugins.compile_for(nvidia.PLUGIN, devices, module, target.compiler_options, serialized=options, load=True)
     optimized = loaded.hlo_modules()[0]
     return CompiledModule(
         executable=loaded.serialize(),
@@ -36,6 +36,6 @@ def compile_module(module: Any, target: CudaTarget, mesh: Sequence[int], options
 
 def replace() -> None:
     """Put it there, in this process."""
-    cuda.compile_module = compile_module
-    cuda.register_custom_calls = lambda: None  # type: ignore[assignment]  # CPUs call none of CUDA's functions
+    compiler.compile_module = compile_module
+    nvidia.register_custom_calls = lambda: None  # type: ignore[assignment]  # CPUs call none of CUDA's functions
     plugins._changed = lambda plugin: contextlib.nullcontext()  # type: ignore[assignment]  # nor is it a known build

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stagec.backends import plugins
 from stagec.core.builds.platforms import PLATFORMS
-from stagec.hardware import autotuning, cuda_devices
+from stagec.hardware import autotuning, gpu_devices
 from stagec_rehearse import driver
 from tests import building
 from tests.building import COMPILER, ROOT
@@ -90,7 +90,7 @@ def install_driver(folder: Path) -> dict[str, str]:
     Returns the environment, as `install` does; variables of the driver say how it behaves.
     """
     (folder / "lib").mkdir()
-    driver.install(cuda_devices.read(tomllib.loads((HERE / "device.toml").read_text())), folder / "lib")
+    driver.install(gpu_devices.read("cuda", tomllib.loads((HERE / "device.toml").read_text())), folder / "lib")
     plugin = folder / "jax_plugins" / "stagec_fake_driver" / "__init__.py"
     plugin.parent.mkdir(parents=True)
     shutil.copy(HERE / "jax_driver.py", plugin)
@@ -147,7 +147,7 @@ def build(folder: Path, environment: Mapping[str, str]) -> Path:
 
 def timed(folder: Path) -> Path:
     """Write what the fake device says that XLA timed on it, into a folder: one kernel. `autotuning` names the file."""
-    device = cuda_devices.read(tomllib.loads((HERE / "device.toml").read_text()))
+    device = gpu_devices.read("cuda", tomllib.loads((HERE / "device.toml").read_text()))
     path = folder / "timed"
     words = f'device: "{autotuning._properties(device)}, DNN version: 9.12.0" hlo: "dot" result {{ gemm {{ }} }}'
     path.write_text(f"version: 3\nresults {{ {words} version: 45 }}\n")

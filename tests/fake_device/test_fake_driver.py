@@ -3,7 +3,7 @@
 No kernel runs, so results say nothing. What is real is XLA: its reader of executables, its checks, its allocator, its
 launches, and how it chooses among kernels that it times.
 
-Modules: `backends/cuda/local_cuda.py`, `pjrt/cuda_calls.py`.
+Modules: `backends/gpu/local_cuda.py`, `pjrt/gpu_calls.py`.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from stagec.backends.cuda import compiler as cuda
+from stagec.backends.gpu import compiler as cuda
 from stagec.bundle.archive import Archive
-from stagec.hardware import cuda_devices
+from stagec.hardware import gpu_devices
 from stagec.pjrt import packages
 from tests import building
 from tests.backends.deviceless import installed
@@ -81,13 +81,13 @@ def called(bundle: Path, *names: str, device: dict[str, str], **variables: str) 
 
 def test_xla_says_of_the_device_what_the_other_fake_says(device: dict[str, str]) -> None:
     """As on a device: also of its units, which have fields of the same names as the device."""
-    ask = "from stagec.backends.cuda import local_cuda; print(local_cuda.describe_device(), end='')"
+    ask = "from stagec.backends.gpu import local_cuda; print(local_cuda.describe_device(), end='')"
     told = fake.run("-c", ask, environment=device).stdout
     assert told.rstrip() == (fake.HERE / "description.textproto").read_text().rstrip()
     done = fake.stagec("describe-device", environment=device)
     described = tomllib.loads(f"{done.stdout}pcie_bandwidth = 68_719_476_736\nbf16_flops = 989e12\n")
     written = tomllib.loads((fake.HERE / "device.toml").read_text())
-    assert cuda_devices.read(described) == cuda_devices.read(written)
+    assert gpu_devices.read("cuda", described) == gpu_devices.read("cuda", written)
 
 
 def test_xla_loads_edited_executables_and_launches_their_kernels(

@@ -1,7 +1,8 @@
-"""Hardware by its properties: what is checked in, topologies of TPUs, descriptions of NVIDIA devices, and the list.
+"""Hardware by its properties: what is checked in, topologies of TPUs, descriptions of GPUs, and the list.
 
-Modules: `hardware/catalog.py`, `hardware/cpu.py`, `hardware/cuda.py`, `hardware/cuda_devices.py`,
-`hardware/listing.py`, `hardware/tables.py`, `hardware/tpu.py`, `hardware/tpu_topologies.py`, `cli/targets.py`.
+Modules: `hardware/catalog.py`, `hardware/cpu.py`, `hardware/cuda.py`, `hardware/gpu_devices.py`,
+`hardware/rocm.py`, `hardware/listing.py`, `hardware/tables.py`, `hardware/tpu.py`, `hardware/tpu_topologies.py`,
+`cli/targets.py`.
 """
 
 import dataclasses
@@ -14,10 +15,10 @@ from typing import Any, get_args
 import pytest
 
 from stagec.core.builds.platforms import PLATFORMS
-from stagec.core.builds.specs import Aarch64Target, CpuTarget, CudaTarget, TpuTarget, to_json
+from stagec.core.builds.specs import Aarch64Target, CpuTarget, GpuTarget, TpuTarget, to_json
 from stagec.core.messages.errors import StagecError
-from stagec.hardware import aarch64, catalog, cpu as cpus, cuda as gpus, cuda_devices, tpu as tpus
-from stagec.hardware.cuda_devices import Device
+from stagec.hardware import aarch64, catalog, cpu as cpus, cuda as gpus, gpu_devices, rocm, tpu as tpus
+from stagec.hardware.gpu_devices import NvidiaDevice
 from stagec.hardware.tpu_topologies import Generation, parse_topology, topologies
 from stagec.manifest.cpu import Core, Isa
 from stagec.manifest.tables import NAME
@@ -58,7 +59,7 @@ def test_what_the_checked_in_targets_are() -> None:
     assert catalog.target("cpu-avx512") == CpuTarget("cpu-avx512", "AVX512", 8, {})
     assert catalog.target("neoverse-n1") == Aarch64Target("neoverse-n1", "neoverse-n1", 8, {})
     h200 = catalog.target("h200")
-    assert isinstance(h200, CudaTarget)
+    assert isinstance(h200, GpuTarget)
     assert (h200.name, h200.device, h200.topology, h200.compiler_options) == ("h200", "h200", "1x1x1", {})
     assert h200.figures["device_memory_size"] == 151397597184
     assert h200.figures["threads_per_warp"] == 32
@@ -231,14 +232,14 @@ def test_every_usual_topology_is_one(generation: str) -> None:
 @pytest.mark.parametrize("text", ["8", "1x8", "0x1x1", "1x1x1x1", "1x1x-1", "axbxc"])
 def test_a_topology_that_is_none(text: str) -> None:
     with pytest.raises(StagecError) as caught:
-        cuda_devices.num_devices(text)
+        gpu_devices.num_devices(text)
     (problem,) = caught.value.problems
-    assert (problem.key, problem.what) == ("topology", f'"{text}" is not a topology of NVIDIA devices')
+    assert (problem.key, problem.what) == ("topology", f'"{text}" is not a topology of GPUs')
     assert problem.write == "write partitions x hosts x devices of each host, for example 1x1x1 or 1x2x8"
 
 
 def test_the_devices_of_a_topology_are_counted() -> None:
-    assert [cuda_devices.num_devices(text) for text in ("1x1x1", "1x1x8", "2x4x8")] == [1, 8, 64]
+    assert [gpu_devices.num_devices(text) for text in ("1x1x1", "1x1x8", "2x4x8")] == [1, 8, 64]
 
 
 def test_an_unknown_device() -> None:
@@ -258,15 +259,15 @@ H200 = dataclasses.asdict(gpus.device("h200"))
 
 
 def test_a_description_is_read_back() -> None:
-    assert cuda_devices.read(H200) == gpus.device("h200")
+    assert gpu_devices.read("cuda", H200) == gpus.device("h200")
 
 
 @pytest.mark.parametrize(
-    "field", [field.name for field in dataclasses.fields(Device) if field.default is dataclasses.MISSING]
+    "field", [field.name for field in dataclasses.fields(NvidiaDevice) if field.default is dataclasses.MISSING]
 )
 def test_a_description_that_lacks_a_field(field: str) -> None:
     with pytest.raises(StagecError) as caught:
-        cuda_devices.read({key: value for key, value in H200.items() if key != field}, "mine.toml")
+        gpu_devices.read("cuda", {key: value for key, value in H200.items() if key != field}, "mine.toml")
     (problem,) = caught.value.problems
     assert (problem.file, problem.key) == ("mine.toml", field)
     assert problem.what == "missing key: without it XLA stops, or makes code for another device"
@@ -285,7 +286,7 @@ def test_all_that_is_wrong_with_a_description_is_told() -> None:
         "compute_capability": "sm_90",
     }
     with pytest.raises(StagecError) as caught:
-        cuda_devices.read(description, "mine.toml")
+        gpu_devices.read("cuda", description, "mine.toml")
     assert str(caught.value).splitlines() == [
         "mine.toml: name: missing key: without it XLA stops, or makes code for another device",
         "mine.toml: bf16_flops: missing key: without it XLA stops, or makes code for another device",
@@ -304,18 +305,23 @@ def test_all_that_is_wrong_with_a_description_is_told() -> None:
 
 
 def test_a_device_without_nvlink_and_a_clock_in_whole_gigahertz() -> None:
-    device = cuda_devices.read({**H200, "active_links": 0, "nvlink_bandwidth": 0, "clock_rate_ghz": 2})
+    device = gpu_devices.read("cuda", {**H200, "active_links": 0, "nvlink_bandwidth": 0, "clock_rate_ghz": 2})
     assert (device.active_links, device.nvlink_bandwidth, device.clock_rate_ghz) == (0, 0, 2)
 
 
 def test_equal_devices_have_equal_figures_however_numbers_are_written() -> None:
-    first, second = (cuda_devices.read({**H200, "clock_rate_ghz": clock}) for clock in (2, 2.0))
+    first, second = (gpu_devices.read("cuda", {**H200, "clock_rate_ghz": clock}) for clock in (2, 2.0))
     assert to_json(first) == to_json(second)
 
 
 def test_the_listing_has_everything_with_its_properties() -> None:
     told = json.loads(checked("targets", "--json"))["targets"]
-    assert [entry["name"] for entry in told] == [*cpus.HARDWARE.names(), *gpus.devices(), *tpus.generations()]
+    assert [entry["name"] for entry in told] == [
+        *cpus.HARDWARE.names(),
+        *gpus.devices(),
+        *rocm.devices(),
+        *tpus.generations(),
+    ]
     (h200,) = (entry for entry in told if entry["name"] == "h200")
     assert (h200["memory"], h200["flops"], h200["bandwidth"]) == (151397597184, 989e12, 4.8e12)
     assert [one["links"] for one in told if one["name"] in ("h200", "l4", "v5e", "v5p")] == [None, 450e9, 200e9, 600e9]
@@ -334,11 +340,12 @@ def test_the_listing_is_a_table_for_a_reader() -> None:
         f"  l4                22.5 GiB    121 TFLOP/s    300 GB/s  {'-':>8}  L4, 24 GB",
         "  h100-sxm          79.1 GiB    989 TFLOP/s  3,352 GB/s  450 GB/s  H100 SXM, 80 GB",
         "  b200             178.4 GiB  2,250 TFLOP/s  7,672 GB/s  900 GB/s  B200, 180 GB",
+        "  mi300x           192.0 GiB  1,307 TFLOP/s  5,300 GB/s  448 GB/s  Instinct MI300X, 192 GB",
         "  tpu7x            192.0 GiB  2,307 TFLOP/s  7,380 GB/s  600 GB/s  TPU7x (Ironwood), 2025; two devices a chip",
         "    v5e:1x1 (1 device), v5e:2x2 (4 devices), v5e:2x4 (8 devices), v5e:16x16 (256 devices)",
         "  v4: https://docs.cloud.google.com/tpu/docs/v4",
     ):
         assert line in lines
     heads = [line for line in lines if line.startswith("  target")]
-    assert len(heads) == 3
+    assert len(heads) == 4
     assert len(set(heads)) == 1

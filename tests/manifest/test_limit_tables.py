@@ -62,18 +62,19 @@ def test_limits_are_in_the_slices_of_their_target(tmp_path: Path) -> None:
     assert found["m.f.cpu-avx2"] == Limits()
 
 
-def test_limits_of_kernels_are_for_nvidia_devices_alone(tmp_path: Path) -> None:
+def test_limits_of_kernels_are_for_gpus_alone(tmp_path: Path) -> None:
     text = '[functions.f.limits."v5e:2x2"]\nspills = 0\nregisters = 128\nshared_memory = "64KiB"\n'
     with pytest.raises(StagecError) as refused:
         limits_of(text, tmp_path)
     path = 'm.toml: functions.f.limits."v5e:2x2".'
-    what = 'only executables for NVIDIA devices have kernels, and "v5e:2x2" is for tpu\n  leave it out'
+    what = 'only executables for GPUs have kernels, and "v5e:2x2" is for tpu\n  leave it out'
     assert str(refused.value) == "\n".join(f"{path}{key}: {what}" for key in ("registers", "shared_memory", "spills"))
-    of_h200 = HEAD.replace('"cpu-avx2", "v5e:2x2"', '"h200"') + text.replace('"v5e:2x2"', "h200")
-    (tmp_path / "manifest.toml").write_text(of_h200)
-    (executable,) = plan(load_manifest(tmp_path / "manifest.toml", "m.toml")).executables
-    limits = executable.spec.limits
-    assert (limits.registers, limits.shared_memory, limits.spills) == (128, 65536, 0)
+    for name in ("h200", "mi300x"):
+        of_gpu = HEAD.replace('"cpu-avx2", "v5e:2x2"', f'"{name}"') + text.replace('"v5e:2x2"', name)
+        (tmp_path / "manifest.toml").write_text(of_gpu)
+        (executable,) = plan(load_manifest(tmp_path / "manifest.toml", "m.toml")).executables
+        limits = executable.spec.limits
+        assert (limits.registers, limits.shared_memory, limits.spills) == (128, 65536, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Loading a manifest: what is accepted, where and why it is refused; `messages.txt` has the exact words of many.
 
 Modules: `core/builds/frontends.py`, `manifest/cpu.py`, `manifest/cuda.py`, `manifest/environment.py`,
-`manifest/models.py`, `manifest/tables.py`, `manifest/targets.py`, `manifest/toml.py`, `manifest/tpu.py`,
-`manifest/values.py`.
+`manifest/gpu.py`, `manifest/models.py`, `manifest/rocm.py`, `manifest/tables.py`, `manifest/targets.py`,
+`manifest/toml.py`, `manifest/tpu.py`, `manifest/values.py`.
 """
 
 import time
@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, strategies as st
 
-from stagec.core.builds.specs import CudaTarget as CudaSpec
+from stagec.core.builds.specs import GpuTarget as GpuSpec
 from stagec.core.messages.errors import StagecError, nearest, show
 from stagec.manifest import load_manifest, target_files
 from stagec.manifest.load import _PATTERNS, REFUSED
@@ -28,13 +28,14 @@ from stagec.manifest.models import (
     Limits,
     Mesh,
     Precision,
+    RocmTarget,
     TpuTarget,
     Variant,
 )
 from tests.messages import Messages
 
 MESSAGES = Messages(Path(__file__).with_name("messages.txt"))
-MODELS = (Document, Header, CpuTarget, CudaTarget, TpuTarget, Mesh, Function, Variant, Limits)
+MODELS = (Document, Header, CpuTarget, CudaTarget, RocmTarget, TpuTarget, Mesh, Function, Variant, Limits)
 
 HEAD = """
 [manifest]
@@ -368,7 +369,7 @@ def test_a_function_with_a_mistake(
         pytest.param(
             HEAD
             + "parallelism = 0\ncompiler_options = { a = [1] }\n"
-            + '[targets.a]\nplatform = "rocm"\nisa = "native"\n'
+            + '[targets.a]\nplatform = "metal"\nisa = "native"\n'
             + '[targets.b]\nplatform = "cpu"\nisa = "native"\ntopology = "v5e:2x2"\ndevice = "h200"\n'
             + '[targets.c]\nplatform = "tpu"\nisa = "AVX"\ntopology = "v5e"\nchips_per_host = "2"\nslices = 0\n'
             + '[targets.d]\nplatform = "cuda"\ndevice = "a/b"\ntopology = "8 x 8"\n'
@@ -637,12 +638,49 @@ def test_a_device_that_a_file_describes(tmp_path: Path) -> None:
     (tmp_path / "devices" / "mine.toml").write_text(f'doc = "For one country."\nsource = "measured"\n{DEVICE}')
     (tmp_path / "m.toml").write_text(HEAD + FUNCTION + MINE)
     target = load_manifest(tmp_path / "m.toml", "models/m.toml").targets["mine"]
-    assert isinstance(target, CudaSpec)
+    assert isinstance(target, GpuSpec)
     assert (target.device, target.topology) == ("devices/mine.toml", "1x1x2")
     assert (target.figures["name"], target.figures["core_count"]) == ("NVIDIA H20", 78)
     assert target.figures["threads_per_warp"] == 32
     assert "doc" not in target.figures
     assert list(target_files(tmp_path / "m.toml")) == ["devices/mine.toml"]
+
+
+AMD = """
+name = "AMD Instinct MI308X"
+compute_capability = "gfx942:sramecc+:xnack-"
+core_count = 80
+clock_rate_ghz = 2.1
+fpus_per_core = 128
+device_memory_size = 206_141_652_992
+memory_bandwidth = 5_300_000_000_000
+l2_cache_size = 4_194_304
+shared_memory_per_core = 65_536
+shared_memory_per_block_optin = 65_536
+threads_per_core_limit = 2048
+threads_per_warp = 64
+bf16_flops = 188e12
+active_links = 7
+pcie_bandwidth = 68_719_476_736
+infinity_fabric_bandwidth = 448e9
+"""
+
+
+def test_a_file_describes_a_device_of_the_vendor_of_its_platform(tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "mine.toml").write_text(AMD)
+    mine = MINE.replace('"cuda"', '"rocm"')
+    (tmp_path / "m.toml").write_text(HEAD + FUNCTION + mine)
+    target = load_manifest(tmp_path / "m.toml", "m.toml").targets["mine"]
+    assert isinstance(target, GpuSpec)
+    assert (target.platform, target.figures["shared_memory_per_block"]) == ("rocm", 65536)
+    assert target.jax_device()["compute_capability"] == "gfx942"
+    (tmp_path / "devices" / "mine.toml").write_text(DEVICE)
+    assert problems_of(HEAD + FUNCTION + mine, tmp_path).splitlines() == [
+        "devices/mine.toml: threads_per_warp: missing key: without it XLA stops, or makes code for another device",
+        'devices/mine.toml: compute_capability: "9.0a" is not a compute capability',
+        '  write for example "gfx942:sramecc+:xnack-", as rocminfo prints it',
+    ]
 
 
 def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_path: Path) -> None:
@@ -670,6 +708,10 @@ def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_pa
         (
             'platform = "cuda"\ndevice = "h201"',
             ['targets.t.device -> "h200"'],
+        ),
+        (
+            'platform = "rocm"\ndevice = "h200"',
+            ["targets.t.device -> write one of mi210"],
         ),
         (
             'platform = "cuda"\ndevice = "none.toml"',
@@ -706,6 +748,7 @@ def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_pa
     ],
     ids=[
         "device",
+        "device of another vendor",
         "no file",
         "file above",
         "no results",
@@ -728,7 +771,7 @@ def test_results_of_autotuning(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(text)
     (tmp_path / "t.textproto").write_text("# none yet\n")
     target = load_manifest(tmp_path / "m.toml", "models/m.toml").targets["t"]
-    assert isinstance(target, CudaSpec)
+    assert isinstance(target, GpuSpec)
     assert (target.autotuning, target.autotuning_results) == ("t.textproto", "# none yet\n")
     (tmp_path / "t.textproto").write_bytes(b"\x08\x03\xff")
     with pytest.raises(StagecError) as caught:

@@ -976,8 +976,14 @@ def test_the_compilation_cache_of_jax(tmp_path: Path) -> None:
             "cache for x86-64 alone\n"
             "  write jax_cache = false for this function, or name the target in another manifest",
         ),
+        (
+            'targets = ["cpu-avx2"]\njax_cache = false\n',
+            'targets = ["cpu-avx2", "mi300x"]\n',
+            "m.toml: functions.g.jax_cache: mi300x is for AMD devices, and stagec does not know what JAX has in its "
+            "keys there\n  write jax_cache = false for this function, or name the target in another manifest",
+        ),
     ],
-    ids=["file", "targets", "machines", "argument", "architecture"],
+    ids=["file", "targets", "machines", "argument", "architecture", "vendor"],
 )
 def test_a_cache_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(StagecError) as caught:

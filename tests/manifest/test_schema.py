@@ -14,7 +14,17 @@ from pydantic import BaseModel
 
 from stagec.core.sizes.avals import DTYPES, NOT_EXPORTABLE
 from stagec.manifest import load_manifest, plan, schema
-from stagec.manifest.models import CpuTarget, CudaTarget, Document, Function, Header, Mesh, TpuTarget, Variant
+from stagec.manifest.models import (
+    CpuTarget,
+    CudaTarget,
+    Document,
+    Function,
+    Header,
+    Mesh,
+    RocmTarget,
+    TpuTarget,
+    Variant,
+)
 
 ROOT = Path(__file__).absolute().parents[2]
 EXAMPLES = sorted(
@@ -61,7 +71,9 @@ def test_examples_name_the_schema_in_their_first_line(path: Path) -> None:
     assert os.path.normpath(path.parent / match[1]) == str(ROOT / "docs" / "manifest.schema.json")
 
 
-@pytest.mark.parametrize("model", [Document, Header, CpuTarget, CudaTarget, TpuTarget, Mesh, Function, Variant])
+@pytest.mark.parametrize(
+    "model", [Document, Header, CpuTarget, CudaTarget, RocmTarget, TpuTarget, Mesh, Function, Variant]
+)
 def test_every_key_is_explained(model: type[BaseModel]) -> None:
     for name, field in model.model_fields.items():
         assert field.description, name
@@ -74,6 +86,7 @@ def test_the_examples_of_keys_are_valid() -> None:
         ("targets", CpuTarget, {"platform": "cpu", "isa": "AVX"}),
         ("targets", CpuTarget, {"platform": "cpu", "architecture": "aarch64", "core": "neoverse-n1"}),
         ("targets", CudaTarget, {"platform": "cuda", "device": "h200"}),
+        ("targets", RocmTarget, {"platform": "rocm", "device": "mi300x"}),
         ("targets", TpuTarget, {"platform": "tpu", "topology": "v5e:2x2"}),
         ("functions", Function, {"entry": "a:b"}),
         ("meshes", Mesh, {"axes": {"data": 2, "model": 2}}),

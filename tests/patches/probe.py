@@ -1,4 +1,4 @@
-"""Try the build of a library that is installed here: `python -m tests.patches.probe cpu`, or `cuda`, or `tpu`.
+"""Try the build of a library that is installed here: `python -m tests.patches.probe cpu`, or another platform.
 
 A program is compiled in fresh processes: twice in circumstances that differ, which must make the same bytes, and with
 other seeds of XLA's hash tables, which shows whether they are ours to choose. What is for a CPU is run as well. All of
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from stagec.backends import plugins
-from stagec.backends.cuda import compiler as cuda
-from stagec.backends.tpu import compiler as tpu
 from stagec.hardware import catalog
 from stagec.patches import known_builds, machine_code
 from stagec.pjrt import packages
@@ -115,6 +113,7 @@ _CPU = "neoverse-n1" if os.uname().machine == "aarch64" else "cpu-avx2"
 PROGRAMS = {
     "cpu": _Program(_LOOP, _CPU, {"parallelism": 16}, (), '"outer_dimension_partitions":["4"]'),
     "cuda": _Program(_PERMUTE, "h200", {"topology": "1x1x8"}, (8,)),
+    "rocm": _Program(_PERMUTE, "mi300x", {"topology": "1x1x8"}, (8,)),
     "tpu": _Program(_SCATTER, "v5e:1x1", {}),
 }
 
@@ -124,10 +123,10 @@ given = json.loads(sys.argv[1])
 from stagec.core.builds import specs
 from stagec.backends import compilation
 from stagec.patches import hash_seeds
-from stagec.backends.cuda import compiler as cuda
+from stagec.backends.gpu import compiler as gpu
 if given["seed"] is not None:
     hash_seeds.patches = functools.partial(hash_seeds.patches, seed=given["seed"])
-    cuda._UNORDERED.clear()  # the order is to be seen
+    gpu._UNORDERED.clear()  # the order is to be seen
 target = specs.target_spec(given["target"])
 backend = compilation.backend(target.platform)
 backend.prepare_process(target)
@@ -164,7 +163,7 @@ def library(platform: str) -> Path:
         folder = packages.folder("jaxlib")
         assert folder is not None
         return folder / "libjax_common.so"
-    return plugins.path({"cuda": cuda.PLUGIN, "tpu": tpu.PLUGIN}[platform])
+    return plugins.path(plugins.of(platform))
 
 
 def examined(platform: str) -> known_builds.Build:

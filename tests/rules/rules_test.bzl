@@ -316,7 +316,12 @@ def _plugin_reproducibility_test_impl(ctx):
 plugin_reproducibility_test = analysis_test(_plugin_reproducibility_test_impl)
 
 def _plugins_test_impl(ctx):
-    wanted = {"cpu": "None", "cuda": "stagec_cuda//:environment", "tpu": "stagec_tpu//:environment"}
+    wanted = {
+        "cpu": "None",
+        "cuda": "stagec_cuda//:environment",
+        "rocm": "stagec_rocm//:environment",
+        "tpu": "stagec_tpu//:environment",
+    }
     return verdict(
         ctx,
         difference("platforms", sorted(ctx.attr.plugins), sorted(["platforms.f." + platform for platform in wanted])) +
@@ -333,7 +338,7 @@ def _plugins_test_impl(ctx):
             if not plugin.endswith(wanted[name.split("_")[1] if name.count("_") > 1 else "cpu"])
         ] +
         difference("executables whose kernels are timed", ctx.attr.tuned, [":platforms.f.tuned"]) +
-        difference("programs beside executables", ctx.attr.optimized, {"cuda": "", "tpu": ":platforms.f.tpu"}),
+        difference("programs beside executables", ctx.attr.optimized, {"cuda": "", "rocm": "", "tpu": ":platforms.f.tpu"}),
     )
 
 plugins_test = rule(

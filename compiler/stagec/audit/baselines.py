@@ -15,6 +15,7 @@ from stagec.backends.analysis import KERNEL_METRICS, UNKNOWN, Metric, of_kernels
 from stagec.building.inventory import METRIC
 from stagec.building.limits import IN_BYTES, in_bytes
 from stagec.bundle.description import LARGEST
+from stagec.core.builds.platforms import GPUS
 from stagec.core.data import strict_json
 from stagec.core.messages.errors import Problem, StagecError
 from stagec.core.trees import json_shapes
@@ -53,9 +54,9 @@ def measure(executables: Iterable[Executable]) -> dict[str, Measured]:
             key = " ".join(filter(None, (row["kind"], row["name"], row["type"])))
             if key in arrays or len(arrays) < _ARRAYS:
                 arrays[key] = arrays.get(key, 0) + row["bytes"]
-        of_cuda = executable.description.target.platform == "cuda"
+        of_gpu = executable.description.target.platform in GPUS
         metrics = {
-            **(of_kernels(executable.inventory["kernels"]) if of_cuda else {}),
+            **(of_kernels(executable.inventory["kernels"]) if of_gpu else {}),
             "arrays": dict(sorted(arrays.items())),
             "bytes_accessed": analysis["bytes_accessed"],
             "collectives": {kind: row["count"] for kind, row in sorted(analysis["collectives"].items())},

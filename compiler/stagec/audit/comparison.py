@@ -12,6 +12,7 @@ from typing import Any
 from stagec.audit import explanation, kernels, measurements
 from stagec.bundle.archive import INDEX, Archive, digest
 from stagec.bundle.index import FUNCTIONS, jaxlibs
+from stagec.core.builds.platforms import GPUS
 from stagec.core.data.strict_json import difference
 from stagec.core.messages.errors import blaming
 from stagec.core.trees.folding import what_it_is
@@ -116,7 +117,7 @@ def _executables(archive: Archive) -> dict[str, Row]:
             name = entry["description"].removesuffix(".json")
             rows[name] = {key: metrics[key] for key in METRICS}
             rows[name] |= {"avoided": dict(description.avoided)} if description.avoided else {}
-            if description.target.platform == "cuda":
+            if description.target.platform in GPUS:
                 rows[name]["kernels"] = kernels.figures(kernels.in_bundle(archive, entry, description))
     return rows
 

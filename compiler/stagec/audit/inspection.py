@@ -15,6 +15,7 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of, constants_of, of_interface
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import naming
+from stagec.core.builds.platforms import GPUS
 from stagec.core.data import child, reading
 from stagec.core.messages.errors import blaming
 
@@ -83,7 +84,7 @@ def _bundle(archive: Archive) -> dict[str, Any]:
             described = _executable(text)
             executable.update({name: described["analysis"][name] for name in ("flops", "peak_bytes")})
             executable.update({name: described[name] for name in ("processes", "avoided") if described.get(name)})
-            if described["target"]["platform"] == "cuda":
+            if described["target"]["platform"] in GPUS:
                 executable["kernels"] = kernels.in_bundle(archive, executable, Description.from_json(text))
     return report
 

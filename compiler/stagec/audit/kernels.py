@@ -1,7 +1,7 @@
-"""The kernels of an executable for NVIDIA devices, for people: the resources of each, and its PTX and SASS.
+"""The kernels of an executable for GPUs, for people: the resources of each, and its PTX and SASS.
 
-The resources come from the machine code, without NVIDIA's tools. nvdisasm prints the SASS, and ptxas makes machine code
-from PTX.
+The resources come from the machine code, without a vendor's tools. nvdisasm prints the SASS, and ptxas makes machine
+code from PTX.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from stagec.backends.analysis import UNKNOWN, of_kernels
-from stagec.backends.cuda import container, cubins, kernels
-from stagec.backends.cuda.kernels import Kernel
+from stagec.backends.gpu import container, kernels
+from stagec.backends.gpu.kernels import Kernel
 from stagec.building.limits import in_bytes
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
+from stagec.core.builds.platforms import GPUS
 from stagec.core.data import child, reading
 from stagec.core.messages.errors import StagecError, blaming
-from stagec.hardware import cuda_devices
+from stagec.hardware import gpu_devices
 from stagec.pjrt import compatibility, packages
 
 FIGURES = ("registers", "shared_memory", "spills", "occupancy", "blocks", "threads")
@@ -41,25 +42,26 @@ _FUNCTION = re.compile(r"^//-+ \.text\.(\S+) +-+$", re.MULTILINE)
 
 
 def of_executable(data: bytes, description: Description, timed: bool = False) -> list[Kernel]:
-    """Return the kernels of an executable (`backends.cuda.kernels.of`); none for another platform.
+    """Return the kernels of an executable (`backends.gpu.kernels.of`); none for another platform.
 
     timed: add the bound of each. A child process reads the executable (`core.data.child`).
-    Raises ValueError when the bytes are not an executable for NVIDIA devices, or its description does not name the
+    Raises ValueError when the bytes are not an executable for GPUs, or its description does not name the
     device.
     """
-    if description.target.platform != "cuda":
+    platform = description.target.platform
+    if platform not in GPUS:
         return []
     settings: Mapping[str, Any] = description.target.settings
-    return list(child.call(rows, data, settings.get("figures", {}), description.nr_devices, timed))
+    return list(child.call(rows, data, platform, settings.get("figures", {}), description.nr_devices, timed))
 
 
-def rows(data: bytes, figures: Mapping[str, Any], devices: int, timed: bool) -> list[Kernel]:
+def rows(data: bytes, platform: str, figures: Mapping[str, Any], devices: int, timed: bool) -> list[Kernel]:
     """Do that in this process, which may end, or take long, if the bytes are somebody else's.
 
     figures: of the device. devices: their number.
     """
     try:
-        device = cuda_devices.read(figures)
+        device = gpu_devices.read(platform, figures)
     except StagecError as error:
         raise ValueError(f"its description has no device: {error}") from error
     return kernels.of(data, device, _optimized(data) if timed else "", devices)
@@ -84,7 +86,7 @@ def of_code(code: bytes) -> list[Kernel]:
             "spills": function.spills,
             "stack": function.stack,
         }
-        for name, function in cubins.read(code).items()
+        for name, function in kernels.functions(code).items()
     ]
 
 
@@ -95,7 +97,7 @@ def figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def in_bundle(archive: Archive, executable: Mapping[str, Any], description: Description) -> list[Kernel]:
     """Return the kernels of an executable, an entry of a bundle's index. Raises StagecError, naming the bundle."""
-    if description.target.platform != "cuda":
+    if description.target.platform not in GPUS:
         return []
     with blaming(archive.path, what=f"{executable['executable']}: "):
         return of_executable(archive.read(executable["executable"], reading.LARGEST), description)
@@ -161,7 +163,7 @@ def encoded(data: bytes, name: str) -> str:
     code: dict[str, bytes] = {}
     for launch in container.launches(data):
         if launch.code is not None:
-            names = [launch.function] if launch.function else list(cubins.read(launch.code))
+            names = [launch.function] if launch.function else list(kernels.functions(launch.code))
             code |= dict.fromkeys(names, launch.code)
     if name not in code:
         raise ValueError(no_kernel(name, code))

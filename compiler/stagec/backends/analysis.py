@@ -67,7 +67,7 @@ def of_module(module: CompiledModule, hardware: Hardware) -> dict[str, Any]:
 
 
 def of_kernels(kernels: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
-    """Return the figures of kernels for limits and baselines, from rows of `backends.cuda.kernels`.
+    """Return the figures of kernels for limits and baselines, from rows of `backends.gpu.kernels`.
 
     "registers" and "shared_memory" are those of the kernel with the most, "spills" those of all; "unknown" where that
     of some kernel is. All are 0 if there is none.

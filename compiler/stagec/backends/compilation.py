@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stagec.backends.options import suggestion
 from stagec.core.builds import compiler_options as options
+from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import CompilerOption
 from stagec.core.messages.errors import StagecError
 from stagec.costs.links import Links
@@ -56,7 +57,7 @@ class CompiledModule:
     coords: for each partition, x, y, z and core of that device; empty if the platform has no coordinates.
     devices: parts of JAX's keys in its compilation cache that follow the device (`jax_entries`); empty for CPUs.
     optimized: jaxlib's HloModule of `hlo`, with those elements; None if nobody needs it.
-    kernels: the facts about each kernel (`backends.cuda.kernels`); empty for other platforms.
+    kernels: the facts about each kernel (`backends.gpu.kernels`); empty for other platforms.
     avoided: known defects of XLA that the program would have: issue -> the option that avoids it.
     """
 
@@ -124,8 +125,9 @@ class Backend(Protocol):
 
 
 def backend(platform: str) -> Backend:
-    """Return the compiler of a platform: "cpu", "cuda" or "tpu". jaxlib is not imported yet."""
-    return cast(Backend, importlib.import_module(f"stagec.backends.{platform}.compiler"))
+    """Return the compiler of a platform: "cpu", "cuda", "rocm" or "tpu". jaxlib is not imported yet."""
+    folder = PLATFORMS[platform].compiler or platform
+    return cast(Backend, importlib.import_module(f"stagec.backends.{folder}.compiler"))
 
 
 def checked(compiler_options: Mapping[str, Any]) -> dict[str, CompilerOption]:

@@ -25,7 +25,7 @@ from stagec.core.builds.platforms import PLATFORMS, Plugin
 from stagec.core.builds.specs import CompilerOption
 from stagec.jaxcache import jax_entries
 from stagec.patches import hash_seeds, known_builds, machine_code
-from stagec.pjrt import compatibility, probe, turns
+from stagec.pjrt import compatibility, gpu_calls, probe, turns
 from stagec.pjrt.packages import library
 
 if TYPE_CHECKING:
@@ -124,6 +124,17 @@ def load(plugin: Plugin) -> Any:
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
         raise CannotCompile(f"{plugin.distribution} {installed} cannot be used on this machine: {error}") from error
     return interface
+
+
+def register_custom_calls(plugin: Plugin) -> None:
+    """Register with XLA the functions that JAX calls on GPUs: it compiles no other call. Raises CannotCompile."""
+    devices = PLATFORMS[plugin.platform].listed
+    write = to_lock(plugin.platform, f"{plugin.kernels}=={wanted(plugin)}")
+    if gpu_calls.folder_of(plugin) is None:
+        what = f"the functions that JAX calls on {devices} are not installed: {plugin.kernels}"
+        raise CannotCompile(what, "platform", write)
+    if not gpu_calls.register(plugin, load(plugin)):
+        raise CannotCompile(f"{plugin.kernels} is not for jaxlib {wanted(plugin)}", "platform", write)
 
 
 def topology_devices(plugin: Plugin, name: str, options: Mapping[str, Any]) -> list[Any]:

@@ -39,7 +39,7 @@ def take(compiled: Compiled, hardware: Hardware, names: Sequence[str], spec: Exe
     "executable_sha256": the digest of the executable. "operations": opcode -> "count" and "flops". "exchanges": rows of
     "kind", "axes" of the mesh, "count", "bytes", "sent_bytes" and "seconds". "arrays": the largest, rows of "kind"
     (argument, result, temporary), "name", "type" and "bytes" on one device; "more": "count" and "bytes" of the others.
-    "kernels": rows of `backends.cuda.kernels`; none for other platforms.
+    "kernels": rows of `backends.gpu.kernels`; none for other platforms.
     "hardware": "memory", "bandwidth" and "flops" of one device, null if they are not known. "limits": those of the
     manifest, by key. Counts are numbers of runs; "unknown" if they are not known.
     """

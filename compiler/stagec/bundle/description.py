@@ -26,7 +26,7 @@ class Target(NamedTuple):
     """The hardware that an executable is for.
 
     name: as in the manifest.
-    platform: "cpu", "cuda" or "tpu".
+    platform: "cpu", "cuda", "rocm" or "tpu".
     device_kind: the hardware of the code: LLVM's name of the CPU ("haswell"), or the device's ("TPU v5 lite").
     requires: flags of /proc/cpuinfo without which the code must not run, sorted; empty for other platforms.
     compiler_options: XLA flags of the target, without dashes.

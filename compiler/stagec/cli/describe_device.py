@@ -1,4 +1,4 @@
-"""Describe the NVIDIA device of this machine, for a target."""
+"""Describe the GPU of this machine, for a target."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ OPTIONS = {
 
 def run(options: Options) -> Answer:
     from stagec.backends.compilation import CannotCompile
-    from stagec.backends.cuda import local_cuda, nvidia
+    from stagec.backends.gpu import descriptions, local_cuda
 
     try:
-        properties = nvidia.properties(local_cuda.describe_device())
+        properties = descriptions.properties(local_cuda.describe_device())
     except CannotCompile as error:
         raise mistake(str(error), error.write) from error
-    text = nvidia.as_toml(properties)
+    text = descriptions.as_toml(properties)
     if options.output:
         write_whole(options.output, text.encode())
     return Answer(properties, "" if options.output else text)

@@ -47,7 +47,7 @@ NOTHING = NAMES.union(
 _GEMM = ("__cublas$gemm", "__cublas$lt$matmul")
 _CONVOLUTION = {"Forward": (0, 1, -1), "BackwardInput": (-1, 1, 0), "BackwardFilter": (0, -1, 1)}
 """cuDNN's convolutions: which operand is the input, the kernel and the output of the forward one; -1 is the result."""
-_FACTORIZATION = re.compile(r"(?:lapack_[sdcz]|cusolver_)(potrf|getrf|geqrf|orgqr|ungqr|trsm)_ffi")
+_FACTORIZATION = re.compile(r"(?:lapack_[sdcz]|(?:cu|hip)solver_)(potrf|getrf|geqrf|orgqr|ungqr|trsm)_ffi")
 _OTHER_NAMES = {
     "Cholesky": "potrf",
     "CompactWyHelper": "trtri",

@@ -1,4 +1,4 @@
-"""Results of autotuning: XLA's fastest variant of each kernel on an NVIDIA device.
+"""Results of autotuning: XLA's fastest variant of each kernel on a GPU.
 
 XLA keeps them as xla.AutotuneResults (xla/autotune_results.proto, xla/autotuning.proto), here in protobuf's text format
 (https://protobuf.dev/reference/protobuf/textformat-spec/). It looks one up by its kernel and its device,
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from stagec.core.messages.errors import Problem, StagecError, nearest
-from stagec.hardware.cuda_devices import Device
+from stagec.hardware.gpu_devices import Device, NvidiaDevice
 
 VERSION = 3
 """Version of the whole file, as this XLA reads it (xla/service/gpu/autotuning/autotuner_util.cc)."""
@@ -146,11 +146,13 @@ def _lines(message: Message) -> Iterator[str]:
 
 def _properties(device: Device) -> str:
     """The properties of a device in XLA's words (xla/service/gpu/autotuning/autotune_cache_key.cc), without cuDNN's."""
-    capability = device.compute_capability.rstrip("af")
+    nvidia = isinstance(device, NvidiaDevice)
+    capability = device.compute_capability.rstrip("af") if nvidia else device.compute_capability.partition(":")[0]
     bandwidth = (device.memory_bandwidth + 500_000_000) // 1_000_000_000
     return (
-        f"CUDA: {capability}, Cores: {device.core_count}, GPU clock: {device.clock_rate_ghz:.6g} GHz, "
-        f"Memory bandwidth: {bandwidth:.6g} GB/s, L2 cache: {device.l2_cache_size / (1 << 20):.6g} MB"
+        f"{'CUDA' if nvidia else 'ROCM'}: {capability}, Cores: {device.core_count}, "
+        f"GPU clock: {device.clock_rate_ghz:.6g} GHz, Memory bandwidth: {bandwidth:.6g} GB/s, "
+        f"L2 cache: {device.l2_cache_size / (1 << 20):.6g} MB"
     )
 
 

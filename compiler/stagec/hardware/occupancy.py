@@ -1,14 +1,15 @@
-"""How many blocks of a kernel run on a multiprocessor of an NVIDIA device at the same time, by CUDA's own rules.
+"""How many blocks of a kernel run on a multiprocessor of a GPU at the same time, by its vendor's own rules.
 
-They are those of `cuda_occupancy.h`, which comes with CUDA and needs no device; the tests compare with it. Left out is
-a limit that XLA does not set: the part of shared memory that a program prefers as L1 cache.
+CUDA's are those of `cuda_occupancy.h`, which comes with CUDA and needs no device; the tests compare with it. Left out
+is a limit that XLA does not set: the part of shared memory that a program prefers as L1 cache. HIP's are in
+`hipamd/src/hip_platform.cpp` of github.com/ROCm/clr. Left out is a limit of scalar registers, which few kernels reach.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from stagec.hardware.cuda_devices import CAPABILITY, Device
+from stagec.hardware.gpu_devices import AmdDevice, Device, NvidiaDevice
 
 _PARTITIONS, _REGISTER_UNIT, _MOST_REGISTERS = 4, 256, 255
 """In how many parts a multiprocessor has its registers; the number of which a warp's registers are a multiple; the most
@@ -23,6 +24,11 @@ _BLOCKS = {
 """Blocks on a multiprocessor at the same time, by compute capability."""
 _TWO_BARRIERS = {(8, 0), (9, 0), (10, 0)}
 """Capabilities that have two barriers for each block of those; the others have one."""
+
+_CDNA = {"gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"}
+"""Processors of AMD's whose compute units have four SIMDs, each with as many of these as follow."""
+_SIMDS, _WAVES, _VECTOR_REGISTERS, _VECTOR_UNIT = 4, 8, 512, 8
+"""SIMDs; wavefronts and vector registers of each; the number of which a wavefront's registers are a multiple."""
 
 
 class Occupancy(NamedTuple):
@@ -48,7 +54,9 @@ def occupancy(device: Device, threads: int, registers: int, shared: int, barrier
 
     threads: of a block. registers: of a thread. shared: bytes of shared memory of a block. barriers: of a block.
     """
-    match = CAPABILITY.fullmatch(device.compute_capability)
+    if isinstance(device, AmdDevice):
+        return _of_amd(device, threads, registers, shared)
+    match = NvidiaDevice.CAPABILITY.fullmatch(device.compute_capability)
     capability = (int(match[1]), int(match[2])) if match else (0, 0)
     if capability not in _BLOCKS:
         return None
@@ -72,6 +80,19 @@ def occupancy(device: Device, threads: int, registers: int, shared: int, barrier
         limits["registers"] = 0
     limit = min(limits, key=lambda name: limits[name])
     most = device.threads_per_core_limit // device.threads_per_warp
+    return Occupancy(limits[limit], limits[limit] * warps, most, limit)
+
+
+def _of_amd(device: AmdDevice, threads: int, registers: int, shared: int) -> Occupancy | None:
+    if device.compute_capability.partition(":")[0] not in _CDNA:
+        return None
+    warps, most = -(-threads // device.threads_per_warp), device.threads_per_core_limit // device.threads_per_warp
+    limits = {"threads": most // warps if threads <= device.threads_per_block_limit else 0}
+    if registers:
+        limits["registers"] = _SIMDS * min(_WAVES, _VECTOR_REGISTERS // _up(registers, _VECTOR_UNIT)) // warps
+    if shared:
+        limits["shared memory"] = device.shared_memory_per_core // shared
+    limit = min(limits, key=lambda name: limits[name])
     return Occupancy(limits[limit], limits[limit] * warps, most, limit)
 
 

@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parent.parent / "targets"
 class Entry:
     """The facts about a checked-in target for a person.
 
-    name: its short name; of a TPU generation, its name in topologies. platform: "cpu", "cuda" or "tpu".
+    name: its short name; of a TPU generation, its name in topologies. platform: "cpu", "cuda", "rocm" or "tpu".
     doc: one line. source: the origin of the numbers.
     memory: bytes; flops: peak bfloat16 operations a second; bandwidth: bytes a second from memory; links: bytes a
         second of all links to other devices, in one direction. All are for one device or chip. They are None for CPUs,

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from stagec.core.builds.specs import TpuTarget
 from stagec.core.messages.errors import either
 from stagec.hardware import tables
-from stagec.hardware.cuda_devices import REMARKS
+from stagec.hardware.gpu_devices import REMARKS
 from stagec.hardware.tables import Entry, Hardware
 from stagec.hardware.tpu_topologies import TOPOLOGY, Generation, parse_topology, topologies
 

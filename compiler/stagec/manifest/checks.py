@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from stagec.core.builds import frontends, naming
+from stagec.core.builds.platforms import GPUS
 from stagec.core.builds.specs import Aarch64Target, TargetSpec
 from stagec.core.messages.errors import Problem, nearest, show
 from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
@@ -200,8 +201,8 @@ def _limits(case: _Case) -> _Faults:
             continue
         platform = case.manifest.targets[name].platform
         for key in ("registers", "shared_memory", "spills"):
-            if platform != "cuda" and getattr(limits, key) is not None:
-                what = f'only executables for NVIDIA devices have kernels, and "{name}" is for {platform}'
+            if platform not in GPUS and getattr(limits, key) is not None:
+                what = f'only executables for GPUs have kernels, and "{name}" is for {platform}'
                 yield _Fault(("limits", name, key), what, "leave it out")
 
 
@@ -215,6 +216,10 @@ def _jax_cache(case: _Case) -> _Faults:
         what = "the compilation cache has executables, and this function has no targets"
         yield _Fault(where, what, 'write for example targets = ["cpu-avx2"]')
     for name, target in zip(function.targets, case.targets, strict=True):
+        if target.platform == "rocm" and case.manifest.has_jax_cache(function):
+            what = f"{name} is for AMD devices, and stagec does not know what JAX has in its keys there"
+            write = "write jax_cache = false for this function, or name the target in another manifest"
+            yield _Fault(where, what, write)
         if isinstance(target, Aarch64Target) and case.manifest.has_jax_cache(function):
             what = f"{name} is for aarch64, and stagec knows the keys of JAX's compilation cache for x86-64 alone"
             write = "write jax_cache = false for this function, or name the target in another manifest"

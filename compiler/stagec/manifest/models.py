@@ -22,6 +22,7 @@ from stagec.core.builds.frontends import FRONTENDS
 from stagec.manifest.cpu import CpuTarget
 from stagec.manifest.cuda import CudaTarget
 from stagec.manifest.environment import ENVIRONMENT_SCHEMA, read_environment
+from stagec.manifest.rocm import RocmTarget
 from stagec.manifest.tables import NAME, Jaxlib, Table
 from stagec.manifest.tpu import TpuTarget
 from stagec.manifest.values import (
@@ -186,13 +187,14 @@ class Header(Tracing):
     )
 
 
-TARGETS: Mapping[str, type[CpuTarget | CudaTarget | TpuTarget]] = {
+TARGETS: Mapping[str, type[CpuTarget | CudaTarget | RocmTarget | TpuTarget]] = {
     "cpu": CpuTarget,
     "cuda": CudaTarget,
+    "rocm": RocmTarget,
     "tpu": TpuTarget,
 }
 """The table of each platform."""
-Target: TypeAlias = Annotated[CpuTarget | TpuTarget | CudaTarget, Field(discriminator="platform")]
+Target: TypeAlias = Annotated[CpuTarget | TpuTarget | CudaTarget | RocmTarget, Field(discriminator="platform")]
 """Hardware to compile for; its platform says which table it is."""
 
 
@@ -255,16 +257,16 @@ class Limits(Table):
     executable_size: Bytes = Field(None, description="Size of the executable's file.", examples=["20MB"])
     registers: Annotated[int | None, PlainValidator(read_count), WithJsonSchema(AMOUNT_SCHEMA)] = Field(
         None,
-        description="Registers of a thread, in each kernel. Only for NVIDIA devices, as are shared_memory and spills.",
+        description="Registers of a thread, in each kernel. Only for GPUs, as are shared_memory and spills.",
         examples=[128],
     )
     shared_memory: Bytes = Field(
-        None, description="Shared memory of a block, in each kernel. Only for NVIDIA devices.", examples=["64KiB"]
+        None, description="Shared memory of a block, in each kernel. Only for GPUs.", examples=["64KiB"]
     )
     spills: Bytes = Field(
         None,
         description="Bytes that a thread of each kernel stores and loads because registers run out, added up. Only for "
-        "NVIDIA devices.",
+        "GPUs.",
         examples=[0],
     )
     compile_time: Annotated[
@@ -297,20 +299,20 @@ class Baseline(Table):
     )
     registers: Tolerance = Field(
         None,
-        description="Registers of a thread of the kernel with the most, on NVIDIA devices. Default: the test shows "
+        description="Registers of a thread of the kernel with the most, on GPUs. Default: the test shows "
         "them, and never fails because of them.",
         examples=["10%"],
     )
     shared_memory: Tolerance = Field(
         None,
-        description="Shared memory of a block of the kernel with the most, on NVIDIA devices. Default: the test shows "
+        description="Shared memory of a block of the kernel with the most, on GPUs. Default: the test shows "
         "it, and never fails because of it.",
         examples=["0%"],
     )
     spills: Tolerance = Field(
         None,
         description="Bytes that a thread of each kernel stores and loads because registers run out, added up, on "
-        "NVIDIA devices. Default: 0.",
+        "GPUs. Default: 0.",
         examples=[16],
     )
     collectives: Tolerance = Field(

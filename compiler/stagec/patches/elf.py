@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,9 @@ from typing import NamedTuple
 _LOAD, _DYNAMIC, _NOTE, _FUNCTIONS = 1, 2, 4, 0x6474E550  # kinds of segments; the last is PT_GNU_EH_FRAME
 _EXECUTABLE, _WRITABLE = 1, 2  # flags of a segment
 _BUILD_ID = 3  # a kind of GNU's notes
-_STRINGS, _SYMBOLS = 5, 6  # tags of the dynamic section
+_NEEDED, _STRINGS, _SYMBOLS = 1, 5, 6  # tags of the dynamic section
+_FUNCTIONS_OF_OTHERS = (0x10, 0x12)  # what a symbol is: STB_GLOBAL, and STT_NOTYPE or STT_FUNC
+_NUMBER = 0x7FFF  # the bits of a symbol's version that say which
 _RELOCATIONS = ((23, 2), (7, 8))  # the tags of a table of relocations and of its size
 _ARCHITECTURES = {62: "x86_64", 183: "aarch64"}  # EM_X86_64, EM_AARCH64
 # Relocations that are the address of a function: GLOB_DAT and JUMP_SLOT, of R_X86_64 and of R_AARCH64.
@@ -139,6 +141,30 @@ class File:
                     if text(self.data, strings + name) == function:
                         return int(slot)
         return None
+
+    def libraries(self) -> list[str]:
+        """Return the names of the libraries that it is linked with."""
+        names = self.section(".dynstr")
+        return [text(names, at) for tag, at in struct.iter_unpack("<QQ", self.section(".dynamic")) if tag == _NEEDED]
+
+    def missing(self, libraries: Collection[str]) -> Iterator[str]:
+        """Yield the functions that it takes from these of its libraries, or of which it does not say where from."""
+        names, versions, table = map(self.section, (".dynstr", ".gnu.version", ".gnu.version_r"))
+        of_version: dict[int, str] = {}
+        at, more = 0, len(table)
+        while more:
+            _, count, file, entry, more = struct.unpack_from("<HHIII", table, at)
+            entry += at
+            for _ in range(count):
+                _, _, number, _, step = struct.unpack_from("<IHHII", table, entry)
+                of_version[number], entry = text(names, file), entry + step
+            at += more
+        for index, symbol in enumerate(struct.iter_unpack("<IBBHQQ", self.section(".dynsym"))):
+            name, info, _, section, _, _ = symbol
+            (number,) = struct.unpack_from("<H", versions, 2 * index)
+            function = info in _FUNCTIONS_OF_OTHERS and not section
+            if function and of_version.get(number & _NUMBER, "") in ("", *libraries):
+                yield text(names, name)
 
     def constants(self, content: bytes) -> Iterator[int]:
         """Yield the addresses of that content in memory that is neither writable nor executable."""

@@ -147,32 +147,36 @@ JAXLIB = Library(
         "xla.cpu.ThunkProto": {**NESTED_IN_CPU, "info.module_id": (2, 3)},
     },
 )
-CUDA = Library(
-    "jax-cuda13-pjrt",
-    {"x86_64": {"hash_seeds": hash_seeds.sites}},
-    {
-        "xla.ExecutableAndOptionsProto": EXECUTABLE,
-        "xla.SplitProtoManifest": {"records.proto_merge_record": (2, 2)},
-        "xla.gpu.GpuExecutableProto": {
-            "hlo_module_with_config.hlo_module": (1, 1),
-            "thunks": (13,),
-            "cpu_target_machine_options.cpu": (15, 2),
-        },
-        "xla.gpu.ThunkProto": {
-            **NESTED,
-            **PAIRED,
-            **UNORDERED,
-            **INSTRUCTION,
-            **CUSTOM_KERNEL,
-            **COLLECTIVE_KERNEL,
-            **ALL_REDUCE_KERNEL,
-            **KERNEL,
-            **STATE,
-        },
+GPU: Mapping[str, Paths] = {
+    "xla.ExecutableAndOptionsProto": EXECUTABLE,
+    "xla.SplitProtoManifest": {"records.proto_merge_record": (2, 2)},
+    "xla.gpu.GpuExecutableProto": {
+        "hlo_module_with_config.hlo_module": (1, 1),
+        "thunks": (13,),
+        "cpu_target_machine_options.cpu": (15, 2),
     },
-)
+    "xla.gpu.ThunkProto": {
+        **NESTED,
+        **PAIRED,
+        **UNORDERED,
+        **INSTRUCTION,
+        **CUSTOM_KERNEL,
+        **COLLECTIVE_KERNEL,
+        **ALL_REDUCE_KERNEL,
+        **KERNEL,
+        **STATE,
+    },
+}
+"""Messages of XLA:GPU, for every vendor."""
+CUDA = Library("jax-cuda13-pjrt", {"x86_64": {"hash_seeds": hash_seeds.sites}}, GPU)
+ROCM = Library("jax-rocm7-pjrt", {"x86_64": {"hash_seeds": hash_seeds.sites}}, GPU)
 TPU = Library("libtpu", {"x86_64": {"hash_seeds": hash_seeds.sites}}, {})  # its messages are neither read nor edited
-LIBRARIES: Mapping[str, Library] = {"libjax_common.so": JAXLIB, "xla_cuda_plugin.so": CUDA, "libtpu.so": TPU}
+LIBRARIES: Mapping[str, Library] = {
+    "libjax_common.so": JAXLIB,
+    "xla_cuda_plugin.so": CUDA,
+    "xla_rocm_plugin.so": ROCM,
+    "libtpu.so": TPU,
+}
 """By the name of the file."""
 
 

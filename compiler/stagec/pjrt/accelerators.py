@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stagec.core.builds.platforms import PLATFORMS
+from stagec.core.builds.platforms import GPUS, PLATFORMS
 from stagec.core.messages.refusal import LoadError
 from stagec.pjrt.packages import library
 
@@ -78,10 +78,10 @@ def make_client(platform: str, job: Job | None = None) -> Any:
     try:
         if not _jax.pjrt_plugin_loaded(platform):
             interface = xla_client.load_pjrt_plugin_dynamically(platform, str(library(known.plugin)))
-            if platform == "cuda":
-                from stagec.pjrt import cuda_calls
+            if platform in GPUS:
+                from stagec.pjrt import gpu_calls
 
-                cuda_calls.register(interface)
+                gpu_calls.register(known.plugin, interface)
         if not _jax.pjrt_plugin_initialized(platform):
             xla_client.initialize_pjrt_plugin(platform)
     except Exception as error:  # XLA's status, by version RuntimeError or JaxRuntimeError
@@ -90,7 +90,9 @@ def make_client(platform: str, job: Job | None = None) -> Any:
         raise LoadError("platform", f"{what}: {_first_line(error)}") from error
     try:
         # As jax's own backends do (jax/_src/xla_bridge.py): XLA_PYTHON_CLIENT_* say how much memory it takes.
-        options = xla_client.generate_pjrt_gpu_plugin_options() if platform == "cuda" else {}
+        options = {**xla_client.generate_pjrt_gpu_plugin_options()} if platform in GPUS else {}
+        if platform == "rocm":
+            options["platform_name"] = "ROCM"
         if job is None:
             return xla_client.make_c_api_client(platform, options)
         options = {**options, "node_id": job.process_id, "num_nodes": job.num_processes}

@@ -83,7 +83,7 @@ def devices(platform: str = "cpu", count: int | None = None) -> list[_jax.Device
 
     As `jax.devices` does (https://docs.jax.dev/en/latest/_autosummary/jax.devices.html).
 
-    platform: "cpu", "cuda" or "tpu".
+    platform: "cpu", "cuda", "rocm" or "tpu".
     count: how many. The machine's CPU becomes as many devices as you ask for; None means one. A function
         that runs on one of 2 CPU devices copies an array that is on one of 4. For accelerators, None means all.
         In a process that runs together with others (`distributed`), None means the devices of all processes, and a
@@ -178,7 +178,9 @@ def _of_accelerators(platform: str) -> Any:
 
 def platform_of(device: _jax.Device) -> str:
     """Return the platform of a device by the name that manifests have."""
-    return {"gpu": "cuda"}.get(device.platform, str(device.platform))
+    if device.platform != "gpu":
+        return str(device.platform)
+    return "rocm" if "rocm" in device.client.platform_version else "cuda"
 
 
 def compile_options(ids: Sequence[int], replicated: bool = False) -> xla_client.CompileOptions:

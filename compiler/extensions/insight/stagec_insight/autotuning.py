@@ -11,15 +11,15 @@ from pathlib import PurePosixPath
 from stagec.audit import inputs
 from stagec.audit.inputs import Inputs
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.cuda import local_cuda
-from stagec.core.builds.specs import CudaTarget, ExecutableSpec
+from stagec.backends.gpu import local_cuda
+from stagec.core.builds.specs import ExecutableSpec, GpuTarget
 from stagec.core.messages.errors import Problem, StagecError, mistake
 from stagec.core.messages.progress import Progress
-from stagec.hardware import autotuning, cuda_devices
+from stagec.hardware import autotuning, gpu_devices
 from stagec.hardware.autotuning import Result
 from stagec.pjrt import compatibility
 
-_Files = dict[str, list[tuple[str, ExecutableSpec, CudaTarget]]]
+_Files = dict[str, list[tuple[str, ExecutableSpec, GpuTarget]]]
 """Path of a file -> the executables of its targets: name of the exported artifact, spec, target."""
 
 _OTHER_RESULTS = (0, 11, 2)
@@ -39,7 +39,7 @@ def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) 
     files: _Files = {}
     for export, spec in current.executables.values():
         target = spec.target
-        if isinstance(target, CudaTarget) and target.autotuning:
+        if isinstance(target, GpuTarget) and target.platform == "cuda" and target.autotuning:
             file = str(PurePosixPath(spec.manifest).parent / target.autotuning)
             files.setdefault(file, []).append((export, spec, target))
     if not files:
@@ -61,9 +61,9 @@ def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) 
     }
 
 
-def together(results: Sequence[Sequence[Result]], target: CudaTarget) -> str:
+def together(results: Sequence[Sequence[Result]], target: GpuTarget) -> str:
     """Return the file that has the results of several executables, for `target`."""
-    device = cuda_devices.read(target.figures)
+    device = gpu_devices.read(target.platform, target.figures)
     comment = (
         f"Kernels timed on {device.name}, with jaxlib {compatibility.version()}. stagec autotune writes this file."
     )
@@ -79,7 +79,7 @@ def _time(current: Inputs, export: str, spec: ExecutableSpec, progress: Progress
     progress.step(export)
     serialized, _, lowered_for = current.portable(export)
     _, lowered = lower(serialized, spec, lowered_for)
-    assert isinstance(spec.target, CudaTarget)
+    assert isinstance(spec.target, GpuTarget)
     try:
         with mlir.make_context():
             return local_cuda.autotune(ir.Module.parse(lowered.module), spec.target, (lowered.nr_devices,))

@@ -426,12 +426,18 @@ CALLS: Mapping[str, Callable[[Writer], str]] = {
     "__cudnn$convBiasActivationForward": _convolution_with_bias,
     "__cudnn$convForward": _convolution,
     "__gpu$TopK": _top,
-    "cu_lu_pivots_to_permutation": _permutation,
-    "cusolver_geqrf_ffi": lambda writer: _same_routine(writer, "geqrf"),
-    "cusolver_gesvdj_ffi": _singular_values,
-    "cusolver_getrf_ffi": lambda writer: _same_routine(writer, "getrf"),
-    "cusolver_orgqr_ffi": lambda writer: _same_routine(writer, "orgqr" if _is_real(writer) else "ungqr"),
-    "cusolver_potrf_ffi": lambda writer: _cholesky(writer, writer.config["lower"]),
-    "cusolver_syevd_ffi": _eigenvalues,
+    **{
+        f"{library}{name}": write
+        for name, write in {
+            "_lu_pivots_to_permutation": _permutation,
+            "solver_geqrf_ffi": lambda writer: _same_routine(writer, "geqrf"),
+            "solver_gesvdj_ffi": _singular_values,
+            "solver_getrf_ffi": lambda writer: _same_routine(writer, "getrf"),
+            "solver_orgqr_ffi": lambda writer: _same_routine(writer, "orgqr" if _is_real(writer) else "ungqr"),
+            "solver_potrf_ffi": lambda writer: _cholesky(writer, writer.config["lower"]),
+            "solver_syevd_ffi": _eigenvalues,
+        }.items()
+        for library in ("cu", "hip")
+    },
 }
 """By the name of a call, the function that writes it: a tuple of all results, or the first one, of any dtype."""

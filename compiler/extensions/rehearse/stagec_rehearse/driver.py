@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from stagec.core.messages.errors import mistake
-from stagec.hardware.cuda_devices import Device
+from stagec.hardware.gpu_devices import Device
 
 LIBRARIES = (
     "libcuda.so.1",

@@ -13,6 +13,8 @@ MACRO_TARGETS = (
     "explain",
     "golden_cuda_optimized_test",
     "golden_cuda_test",
+    "golden_rocm_optimized_test",
+    "golden_rocm_test",
     "golden_test",
     "golden_tpu_optimized_test",
     "golden_tpu_test",

@@ -1,7 +1,8 @@
 """The platforms: their names, and the libraries that compile for them and run on them.
 
 To add one, write a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
-is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler.
+is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler, or
+a vendor's module in `backends.gpu`.
 `python tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
 """
 
@@ -39,6 +40,7 @@ class Platform:
     plugin: None for CPUs, for which jaxlib itself compiles.
     nodes: files of the kernel, as patterns below /dev; one exists if the machine has a device.
     pci: vendor and devices by their numbers on the PCI bus, if the files say too little; "" and none otherwise.
+    compiler: the folder of `backends` with its compiler; "" for one of its name.
     """
 
     name: str
@@ -48,8 +50,11 @@ class Platform:
     plugin: Plugin | None = None
     nodes: Sequence[str] = ()
     pci: tuple[str, frozenset[str]] = ("", frozenset())
+    compiler: str = ""
 
 
+GPUS = ("cuda", "rocm")
+"""The platforms whose executables launch kernels with figures of their own, and whose plugins are XLA:GPU."""
 PLATFORMS: Mapping[str, Platform] = {
     platform.name: platform
     for platform in (
@@ -67,6 +72,22 @@ PLATFORMS: Mapping[str, Platform] = {
                 kernels="jax-cuda13-plugin",
             ),
             nodes=("nvidia[0-9]*", "dxg"),
+            compiler="gpu",
+        ),
+        Platform(
+            "rocm",
+            "AMD device",
+            "AMD devices",
+            "amd.toml",
+            Plugin(
+                platform="rocm",
+                package="jax_plugins.xla_rocm7",
+                library="xla_rocm_plugin.so",
+                distribution="jax-rocm7-pjrt",
+                kernels="jax-rocm7-plugin",
+            ),
+            nodes=("kfd",),
+            compiler="gpu",
         ),
         Platform(
             "tpu",

@@ -213,12 +213,12 @@ class TpuTarget:
 
 
 @dataclass(frozen=True)
-class CudaTarget:
-    """NVIDIA devices to compile for: a `[targets.NAME]` table with platform "cuda".
+class GpuTarget:
+    """GPUs to compile for: a `[targets.NAME]` table with platform "cuda" (NVIDIA's) or "rocm" (AMD's).
 
     device: short name of the device, such as "h100-sxm", or the file that describes it.
     topology: partitions x hosts x devices of each host, such as "1x1x8".
-    figures: fields of `hardware.cuda_devices.Device`: the device in full.
+    figures: fields of `hardware.gpu_devices.Device`: the device in full.
     autotuning: the file with results of autotuning, by its path relative to the manifest's folder; "" without one.
     autotuning_results: the content of that file (`hardware.autotuning`).
     """
@@ -230,25 +230,32 @@ class CudaTarget:
     compiler_options: Mapping[str, CompilerOption]
     autotuning: str = ""
     autotuning_results: str = ""
-    platform: Literal["cuda"] = "cuda"
+    platform: Literal["cuda", "rocm"] = "cuda"
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
-        return [f"cuda {self.device}", *([self.topology] if self.topology != "1x1x1" else [])]
+        return [f"{self.platform} {self.device}", *([self.topology] if self.topology != "1x1x1" else [])]
 
     def jax_device(self) -> dict[str, Any]:
         """Return the platform, and what JAX and kernels ask of a device, by the names of `jax.Device`."""
+        capability = str(self.figures["compute_capability"])
         return {
             "platform": self.platform,
             "device_kind": self.figures["name"],
             "core_count": self.figures["core_count"],
-            "compute_capability": str(self.figures["compute_capability"]).rstrip("af"),
+            # As clients of devices say it: without the features that code may use besides.
+            "compute_capability": capability.rstrip("af") if self.platform == "cuda" else capability.partition(":")[0],
         }
 
 
-TargetSpec: TypeAlias = AnyCpuTarget | TpuTarget | CudaTarget
+TargetSpec: TypeAlias = AnyCpuTarget | TpuTarget | GpuTarget
 """Hardware to compile for."""
-_TARGETS: Mapping[str, type[TargetSpec]] = {"cpu": CpuTarget, "tpu": TpuTarget, "cuda": CudaTarget}
+_TARGETS: Mapping[str, type[TargetSpec]] = {
+    "cpu": CpuTarget,
+    "tpu": TpuTarget,
+    "cuda": GpuTarget,
+    "rocm": GpuTarget,
+}
 """By platform; one for CPUs that has an architecture is an `Aarch64Target`."""
 
 
@@ -261,7 +268,7 @@ class Limits:
     collectives: the most exchanges of arrays between devices, in all or for some of `COLLECTIVES`.
     executable_size: bytes of the file.
     registers: of a thread of a kernel. shared_memory: bytes of a block of a kernel. spills: bytes that a thread of each
-        kernel stores and loads because registers run out, added up. Executables for NVIDIA devices alone have kernels.
+        kernel stores and loads because registers run out, added up. Executables for GPUs alone have kernels.
     compile_time: seconds; advice only.
     allow_unknown: whether a metric that is not known is within its limit.
     """

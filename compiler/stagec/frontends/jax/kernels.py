@@ -19,6 +19,7 @@ import jax
 from jax._src import config
 from jax._src.interpreters import mlir
 
+from stagec.core.builds.platforms import GPUS
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.messages.errors import StagecError
 from stagec.frontends.common import patched
@@ -29,7 +30,7 @@ _KERNELS = (b"tpu_custom_call", _MOSAIC_GPU, b"__gpu$xla.gpu.triton")
 _NO_MOSAIC_GPU = ("Cannot lower pallas_call on platform: gpu", "No module named 'absl'")
 """JAX's message if it cannot lower kernels for NVIDIA devices: it imports absl-py there without requiring it."""
 _PLUGIN = "jax_cuda13_plugin"
-_NO_DEVICE = {"tpu": "TPU device kind", "cuda": "No supported GPU devices"}
+_NO_DEVICE = {"tpu": "TPU device kind", "cuda": "No supported GPU devices", "rocm": "No supported GPU devices"}
 """JAX's message if a kernel, or JAX, asks for a device of a platform and there is none."""
 _WHO_ASKS = ("jax._src.pallas.mosaic.tpu_info", "jax._src.tpu_info", "jax._src.pallas.triton.gpu_info")
 """Modules of JAX that ask for the device; some exist only in some versions."""
@@ -52,13 +53,13 @@ class Device(NamedTuple):
     def from_spec(described: Mapping[str, Any]) -> Device:
         """Return the device that a function's spec describes (`FunctionSpec.devices`)."""
         given = {key: value for key, value in described.items() if key in Device._fields}
-        return Device(**{**given, "platform": {"cuda": "gpu"}.get(described["platform"], described["platform"])})
+        return Device(**{**given, "platform": "gpu" if described["platform"] in GPUS else described["platform"]})
 
 
 def asked_for(error: Exception, devices: Sequence[Mapping[str, Any]]) -> Device | None:
     """Return the first of `devices` with the platform that a function asked for in vain; None for any other error."""
-    platform = next((platform for platform, text in _NO_DEVICE.items() if text in str(error)), None)
-    return next((Device.from_spec(described) for described in devices if described["platform"] == platform), None)
+    platforms = [platform for platform, text in _NO_DEVICE.items() if text in str(error)]
+    return next((Device.from_spec(described) for described in devices if described["platform"] in platforms), None)
 
 
 def are_in(module: bytes) -> bool:

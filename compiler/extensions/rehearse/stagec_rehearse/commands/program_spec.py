@@ -26,7 +26,7 @@ def run(options: Options) -> None:
 
     rehearsal = programs.read(options.programs)
     target = catalog.target(options.target)
-    if isinstance(target, specs.CudaTarget):
+    if isinstance(target, specs.GpuTarget):
         target = dataclasses.replace(target, topology=f"1x{rehearsal.processes}x{rehearsal.devices}")
     problems = []
     if rehearsal.device != (options.target if target.platform == "cuda" else target.platform):

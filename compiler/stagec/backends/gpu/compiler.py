@@ -1,15 +1,15 @@
-"""NVIDIA devices: compile StableHLO with XLA:GPU for devices that are somewhere else.
+"""GPUs of NVIDIA and AMD: compile StableHLO with XLA:GPU for devices that are somewhere else.
 
-XLA takes a description of the device (`nvidia`) and runs NVIDIA's ptxas, which needs none. Differences in XLA's own
-bytes, and the fixes here:
+XLA takes a description of the device (`descriptions`). What a vendor has of its own is in the module of its name.
+Differences in XLA's own bytes, and the fixes here:
 
 - XLA stores the name of the CPU of the machine that builds: the topology names one (`_HOST`), and XLA takes that.
-- XLA stores the folder of CUDA as it was given, by default ./cuda_sdk_lib: it is there, as a link in a scratch folder
-  that is the current one while XLA compiles. So no path enters, and no other CUDA of the machine is found first.
 - XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
 - Without a device XLA times no variants of a kernel; it takes its defaults, or the target's results of autotuning.
 - The start and the end of a collective that runs beside others have a number in common, an address: they are counted
   (`canonicalize`).
+- Behind a code object for AMD devices, XLA writes the time and a random number, so no two are equal. Instead, there is
+  a digest of the executable (`canonicalize`): two that differ in other parts still have code objects that differ.
 
 The rest is the same in every process, folder and environment, on any number of cores.
 """
@@ -17,51 +17,64 @@ The rest is the same in every process, folder and environment, on any number of 
 from __future__ import annotations
 
 import contextlib
-import functools
+import hashlib
 import math
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
-from stagec.backends.cuda import container, kernels, nvidia, riegeli
+from stagec.backends.gpu import amd, code_objects, container, kernels, nvidia, riegeli
 from stagec.core.builds import releases
-from stagec.core.builds.specs import CudaTarget
+from stagec.core.builds.platforms import Plugin
+from stagec.core.builds.specs import GpuTarget
 from stagec.core.data import wire
 from stagec.core.messages import phases
 from stagec.core.messages.errors import StagecError
 from stagec.costs.links import Links, Switch
-from stagec.hardware import autotuning, cuda_devices
-from stagec.hardware.cuda_devices import Device
-from stagec.jaxcache import jax_entries
+from stagec.hardware import autotuning, gpu_devices
+from stagec.hardware.gpu_devices import Device
 from stagec.patches import known_builds
-from stagec.pjrt import compatibility, cuda_calls
-from stagec.pjrt.cuda_calls import MOSAIC
-from stagec.pjrt.packages import folder
+from stagec.pjrt import compatibility
 
 if TYPE_CHECKING:
     from jaxlib import _jax
     from jaxlib.mlir import ir
 
-PLUGIN = plugins.of("cuda")
-_EXTENSION = PLUGIN.kernels.replace("-", "_")
-"""The package with the functions that custom calls name."""
-_TOOLKIT = "nvidia.cu13"
-_TOOLS = ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc")
-"""The files of CUDA that XLA needs, from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
-_SDK = "cuda_sdk_lib"
-"""The value of XLA's option xla_gpu_cuda_data_dir, when none is given."""
+
+class Vendor(Protocol):
+    """What differs between vendors: a module of this package for each.
+
+    PLUGIN: XLA's plugin. PREFIXES: of the variables that it and the vendor's libraries read. ENVIRONMENT: settings.
+    """
+
+    PLUGIN: Plugin
+    PREFIXES: Sequence[str]
+    ENVIRONMENT: Mapping[str, str]
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the packages that make code besides the plugin, by name; raises CannotCompile."""
+
+    def target_config(self, device: Device, dnn: tuple[int, int, int] | None = None) -> str:
+        """Return the device as XLA reads it. dnn: the version of cuDNN or MIOpen that kernels were timed with."""
+
+    def scratch(self) -> contextlib.AbstractContextManager[None]:
+        """Work in an empty folder for a while, in which XLA finds what it needs of the vendor, and nothing else."""
+
+    def register_custom_calls(self) -> None:
+        """Register with XLA the functions that JAX calls on the vendor's devices: it compiles no other call."""
+
+    def in_jax_keys(self, devices: Sequence[Any]) -> dict[str, bytes]:
+        """Return the parts of JAX's cache keys that describe the devices of a topology, by name."""
+
+
+_VENDORS: Mapping[str, Vendor] = {"cuda": nvidia, "rocm": amd}
+"""By platform."""
 _HOST = 'triple: "x86_64-unknown-linux-gnu" cpu: "x86-64-v2"'
 """The CPU that drives the device, as xla.cpu.TargetMachineOptionsProto: every x86-64 server since 2009."""
-# XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
-# the CUDA that it was built with, the cuDNN that its wheel requires, the CUB in that CUDA.
-_CUDA, _CUDNN, _CUB = "13.0.0", (9, 12, 0), "3.0.0"
-(_PART,) = known_builds.CUDA.messages["xla.SplitProtoManifest"].values()
+(_PART,) = known_builds.GPU["xla.SplitProtoManifest"].values()
 # Kinds of xla.gpu.ThunkProto, by field number, and where in their messages there are ...
 _PAIRED = {path[0]: path[1] for path in known_builds.PAIRED.values()}
 """... the number that a start and its end have in common ..."""
@@ -76,28 +89,25 @@ _kept: list[str] = []
 layers = container.layers
 
 
-def environment(target: CudaTarget) -> dict[str, str]:
+def environment(target: GpuTarget) -> dict[str, str]:
     """Return the variables that XLA reads when it compiles; they are the same for every target."""
-    # A machine with a device must compile as one without, so XLA sees none.
-    return {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+    return {**_VENDORS[target.platform].ENVIRONMENT, "XLA_FLAGS": ""}
 
 
-def prepare_process(target: CudaTarget) -> None:
-    """Prepare this process to compile for NVIDIA devices; must run before jaxlib is imported."""
-    plugins.prepare_process(
-        {**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}, ("CUDA_", "MOSAIC_", "NVIDIA_", "XLA_", "PJRT_", "TF_")
-    )
+def prepare_process(target: GpuTarget) -> None:
+    """Prepare this process to compile for GPUs; must run before jaxlib is imported."""
+    prefixes = (*_VENDORS[target.platform].PREFIXES, "XLA_", "PJRT_", "TF_")
+    plugins.prepare_process({**environment(target), "TF_CPP_MIN_LOG_LEVEL": "3"}, prefixes)
 
 
-def hardware(target: CudaTarget) -> Hardware:
+def hardware(target: GpuTarget) -> Hardware:
     """Return the hardware of `target`. Raises CannotCompile when there is no such device or topology, or no plugin."""
     device, _ = _described(target)
-    _toolkit()
-    # ptxas and libdevice make the machine code, so their versions are inputs of it, like the plugin's.
-    versions = {name: metadata.version(name) for name in ("nvidia-cuda-nvcc", "nvidia-nvvm")}
+    vendor = _VENDORS[target.platform]
+    versions = vendor.versions()
     return Hardware(
         device.name,
-        versions={PLUGIN.distribution: plugins.version(PLUGIN), **versions},
+        versions={vendor.PLUGIN.distribution: plugins.version(vendor.PLUGIN), **versions},
         memory=device.device_memory_size,
         bandwidth=device.memory_bandwidth,
         flops=device.bf16_flops,
@@ -106,23 +116,25 @@ def hardware(target: CudaTarget) -> Hardware:
 
 
 def _links(device: Device, topology: str) -> Links:
-    """NVLink connects a partition; without it, PCIe connects the devices of a host."""
-    _, hosts, devices = cuda_devices.shape(topology)
+    """NVLink or Infinity Fabric connects a partition; without, PCIe connects the devices of a host."""
+    _, hosts, devices = gpu_devices.shape(topology)
     network = device.network_bandwidth or None
     if not device.active_links:
         return Links(Switch(device.pcie_bandwidth), devices, network)
-    return Links(Switch(device.nvlink_bandwidth) if device.nvlink_bandwidth else None, hosts * devices, network)
+    return Links(Switch(device.links_bandwidth) if device.links_bandwidth else None, hosts * devices, network)
 
 
-def _described(target: CudaTarget) -> tuple[Device, int]:
+def _described(target: GpuTarget) -> tuple[Device, int]:
     """Return the device, and the number of devices."""
     try:
-        return cuda_devices.read(target.figures, key="figures"), cuda_devices.num_devices(target.topology)
+        return gpu_devices.read(target.platform, target.figures, key="figures"), gpu_devices.num_devices(
+            target.topology
+        )
     except StagecError as error:
         raise CannotCompile.from_error(error) from error
 
 
-def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
+def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
     """Compile a StableHLO module, as `Backend` says. The current directory is another one while XLA compiles.
 
     Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
@@ -132,20 +144,19 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
     device, available = _described(target)
     count = math.prod(mesh)
     plugins.check_count(count, available, target.topology)
-    results = _results(target, device)
-    register_custom_calls()
-    # XLA finds results by the version of cuDNN too; the executable asks for that version when it is loaded.
-    config = nvidia.target_config(device, autotuning.cudnn(results) or _CUDNN, _CUDA, _CUB)
+    results, vendor = _results(target, device), _VENDORS[target.platform]
+    vendor.register_custom_calls()
+    config = vendor.target_config(device, autotuning.cudnn(results))
     # XLA takes an empty name for a description that it does not have to look up.
     described = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
-    devices = plugins.topology_devices(PLUGIN, "", described)[:count]
+    devices = plugins.topology_devices(vendor.PLUGIN, "", described)[:count]
     given = dict(target.compiler_options)
-    with scratch():
+    with vendor.scratch():
         if results:
             Path(_AUTOTUNING).write_text(target.autotuning_results)
             given = {_COMPLETE: True, **given, "xla_gpu_load_autotune_results_from": _AUTOTUNING}
         try:
-            executable = plugins.compile_for(PLUGIN, devices, module, given, serialized=options)
+            executable = plugins.compile_for(vendor.PLUGIN, devices, module, given, serialized=options)
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
     optimized = executable.hlo_modules()[0]
@@ -156,25 +167,13 @@ def compile_module(module: ir.Module, target: CudaTarget, mesh: Sequence[int], o
         memory_analysis=memory(executable),
         hlo=program,
         device_ids=[device.id for device in devices],
-        devices={**plugins.in_jax_keys(devices), jax_entries.PLATFORM: _platform()},
+        devices=vendor.in_jax_keys(devices),
         optimized=optimized,
         kernels=kernels.of(canonical, device, program, count),
     )
 
 
-@functools.cache
-def _platform() -> bytes:
-    """Return the platform part of JAX's keys on a device: the version of CUDA instead of the device."""
-    from jaxlib import plugin_support
-
-    versions = plugin_support.import_from_plugin("cuda", "_versions")
-    version = f"cuda {versions.cuda_runtime_build_version()}" if versions else "cuda"
-    # Clients of jaxlib 0.10.2 said so, and those of 0.11.2 do not.
-    before = "PJRT C API\n" if compatibility.numbers() < (0, 11) else ""
-    return f"gpu{before}{version}".encode()
-
-
-def _results(target: CudaTarget, device: Device) -> list[autotuning.Result]:
+def _results(target: GpuTarget, device: Device) -> list[autotuning.Result]:
     """Return the results of autotuning that a target has."""
     try:
         results = autotuning.read(target.autotuning_results)
@@ -206,55 +205,6 @@ def _not_timed(error: CannotCompile) -> CannotCompile | None:
     return CannotCompile(f"it has no result for {match[1]}", "autotuning", write)
 
 
-def _toolkit() -> Path:
-    """Return the folder of CUDA that XLA is to use. Raises CannotCompile when a part of it is missing."""
-    where = folder(_TOOLKIT)
-    missing = [name for name in _TOOLS if where is None or not (where / name).exists()]
-    if where is None or missing:
-        what = f"XLA needs {', '.join(missing)} of CUDA 13, which are not installed"
-        write = plugins.to_lock("cuda", "nvidia-cuda-nvcc==13.0.* and nvidia-nvvm==13.0.*")
-        raise CannotCompile(what, "platform", write)
-    # XLA would silently take another CUDA of the machine.
-    if not os.access(where / _TOOLS[0], os.X_OK):
-        raise CannotCompile(f"{where / _TOOLS[0]} may not be run here", "platform")
-    return where
-
-
-@contextlib.contextmanager
-def scratch() -> Iterator[None]:
-    """Work in an empty folder for a while, in which XLA finds CUDA and nothing else.
-
-    Mosaic, which is in XLA's plugin, reads from variables where CUDA and its own library are.
-    """
-    # XLA stores the path of CUDA in an executable. A relative one, through a link in an empty folder, keeps the
-    # machine's out of the bytes.
-    links = {_SDK: _toolkit()}
-    if (extension := folder(_EXTENSION)) is not None:
-        links[MOSAIC] = extension / MOSAIC
-    variables = {"CUDA_ROOT": f"./{_SDK}", "MOSAIC_GPU_RUNTIME_LIB_PATH": f"./{MOSAIC}"}
-    with tempfile.TemporaryDirectory(prefix="stagec-") as empty:
-        for name, path in links.items():
-            (Path(empty) / name).symlink_to(path.absolute())
-        os.environ.update(variables)
-        try:
-            with contextlib.chdir(empty):
-                yield
-        finally:
-            for name in variables:
-                del os.environ[name]
-
-
-@functools.cache
-def register_custom_calls() -> None:
-    """Register with XLA the functions that JAX calls on NVIDIA devices: it compiles no other call."""
-    if folder(_EXTENSION) is None:
-        what = f"the functions that JAX calls on NVIDIA devices are not installed: {PLUGIN.kernels}"
-        raise CannotCompile(what, "platform", plugins.to_lock("cuda", f"{PLUGIN.kernels}=={plugins.wanted(PLUGIN)}"))
-    if not cuda_calls.register(plugins.load(PLUGIN)):
-        what = f"{PLUGIN.kernels} is not for jaxlib {plugins.wanted(PLUGIN)}"
-        raise CannotCompile(what, "platform", plugins.to_lock("cuda", f"{PLUGIN.kernels}=={plugins.wanted(PLUGIN)}"))
-
-
 def _cost(executable: _jax.Executable) -> dict[str, float]:
     """Return XLA's estimates for the optimized program; the plugin has none, so they are made as for a CPU."""
     from jaxlib import _jax
@@ -262,6 +212,17 @@ def _cost(executable: _jax.Executable) -> dict[str, float]:
     from stagec.pjrt import clients
 
     return cost(_jax.hlo_module_cost_analysis(clients.cpu_client(1), executable.hlo_modules()[0]))
+
+
+def _marked(file: bytes) -> bytes:
+    """Return the records of an executable with a digest of them behind a code object, if there is one."""
+    bare = [record[: code_objects.size(record)] for record in riegeli.records(file)]
+    mark = hashlib.sha256(b"".join(hashlib.sha256(record).digest() for record in bare)).digest()
+
+    def change(i: int, record: bytes) -> bytes | None:
+        return bare[i] + mark[: len(record) - len(bare[i])] if len(record) > len(bare[i]) else None
+
+    return riegeli.edit(file, change)
 
 
 @phases.phase("canonicalize")
@@ -310,7 +271,7 @@ def canonicalize(serialized: bytes) -> bytes:
             # None leaves a record as it is: a chunk that is written again loses its compression.
             return edited if len(varying) > before else None
 
-        return riegeli.edit(file, change)
+        return _marked(riegeli.edit(file, change))
 
     def outer(_: int, record: bytes) -> bytes | None:
         edited = executable(record) if record.startswith(riegeli.SIGNATURE) else record

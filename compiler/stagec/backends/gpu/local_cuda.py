@@ -1,4 +1,4 @@
-"""The NVIDIA devices of this machine: describe one, and time kernels on one. Nothing that is built needs a device.
+"""The GPUs of this machine: describe one, and time kernels on an NVIDIA one. Nothing that is built needs a device.
 
 XLA needs the driver for both. To time kernels it also needs the libraries that they call: cuBLAS, cuDNN and others of
 CUDA 13. It searches for them like any program.
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.cuda import compiler as cuda, nvidia
-from stagec.core.builds.specs import CudaTarget
+from stagec.backends.gpu import descriptions, nvidia
+from stagec.core.builds.platforms import GPUS
+from stagec.core.builds.specs import GpuTarget
 from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning
 from stagec.hardware.autotuning import Result
+from stagec.pjrt import accelerators
 from stagec.pjrt.packages import folder
 
 if TYPE_CHECKING:
@@ -38,18 +40,19 @@ def prepare_process() -> None:
 
 
 def describe_device() -> str:
-    """Return XLA's description of the first NVIDIA device of this machine, for `nvidia.properties`.
+    """Return XLA's description of the first GPU of this machine, for `descriptions.properties`.
 
-    CUDA_VISIBLE_DEVICES decides the first one. Raises CannotCompile when there is none, or no plugin.
+    CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES decides the first one. Raises CannotCompile when there is none, or no
+    plugin.
     """
     prepare_process()
-    return _describe(devices()[0])
+    return _describe(devices(next((platform for platform in GPUS if not accelerators.refusal(platform)), "cuda"))[0])
 
 
-def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list[Result]:
+def autotune(module: ir.Module, target: GpuTarget, mesh: Sequence[int]) -> list[Result]:
     """Compile a StableHLO module on devices of this machine and return XLA's fastest choices for them.
 
-    The process must have been prepared by `prepare_process`. mesh: as for `cuda.compile_module`.
+    The process must have been prepared by `prepare_process`. mesh: as for `compiler.compile_module`.
     Raises CannotCompile when there are not as many devices as the module needs, when they are others than the
     target's, when a library is missing that XLA times, and when XLA refuses the module.
     """
@@ -58,16 +61,16 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
     if len(here) < count:
         what = f"it needs {count} devices, and CUDA finds {len(here)} here"
         raise CannotCompile(what, "topology", "run this on a machine with as many")
-    reported = nvidia.properties(_describe(here[0]))
+    reported = descriptions.properties(_describe(here[0]))
     refuse_another(reported, target)
     missing = [name for name in _LIBRARIES if not _loads(name)]
     if missing:
         write = "install CUDA 13 and cuDNN 9, and name their folders in LD_LIBRARY_PATH"
         raise CannotCompile(f"XLA times kernels of libraries that are not here: {', '.join(missing)}", "", write)
-    cuda.register_custom_calls()
+    nvidia.register_custom_calls()
     options = {**target.compiler_options, "xla_gpu_dump_autotune_results_to": _RESULTS}
-    with cuda.scratch():
-        plugins.compile_for(cuda.PLUGIN, here[:count], module, options, load=True)
+    with nvidia.scratch():
+        plugins.compile_for(nvidia.PLUGIN, here[:count], module, options, load=True)
         # XLA writes no file if there is nothing to time.
         text = Path(_RESULTS).read_text("ascii") if Path(_RESULTS).exists() else ""
     try:
@@ -77,16 +80,18 @@ def autotune(module: ir.Module, target: CudaTarget, mesh: Sequence[int]) -> list
 
 
 @functools.cache
-def devices() -> tuple[Any, ...]:
-    """Return jaxlib's objects for the NVIDIA devices of this machine. Raises CannotCompile when there is none."""
-    plugins.load(cuda.PLUGIN)
+def devices(platform: str = "cuda") -> tuple[Any, ...]:
+    """Return jaxlib's objects for a vendor's devices of this machine. Raises CannotCompile when there is none."""
+    plugins.load(plugins.of(platform))
     from jaxlib import _jax, xla_client
 
+    options: dict[str, str | bool] = {"preallocate": False, **({"platform_name": "ROCM"} if platform == "rocm" else {})}
     try:
-        client = xla_client.make_c_api_client(cuda.PLUGIN.platform, {"preallocate": False})
+        client = xla_client.make_c_api_client(platform, options)
     except _jax.JaxRuntimeError as error:
-        write = "run this on a machine with an NVIDIA device and its driver"
-        raise CannotCompile(f"CUDA finds no device here: {error}", write=write) from error
+        driver, device = ("ROCm", "an AMD") if platform == "rocm" else ("CUDA", "an NVIDIA")
+        write = f"run this on a machine with {device} device and its driver"
+        raise CannotCompile(f"{driver} finds no device here: {error}", write=write) from error
     return tuple(client.local_devices())
 
 
@@ -96,8 +101,8 @@ def _describe(device: Any) -> str:
     return str(xla_client.get_topology_for_devices([device]).target_config)
 
 
-def refuse_another(reported: Mapping[str, Any], target: CudaTarget) -> None:
-    """Raise CannotCompile unless the device here is the target's. reported: the result of `nvidia.properties`."""
+def refuse_another(reported: Mapping[str, Any], target: GpuTarget) -> None:
+    """Raise CannotCompile unless the device here is the target's. reported: the result of `descriptions.properties`."""
 
     def bare(value: object) -> str:  # a driver does not say which features of its architecture code may use
         return str(value).rstrip("af")

@@ -13,7 +13,7 @@ import itertools
 import struct
 from collections.abc import Callable, Iterator
 
-from stagec.backends.cuda import highwayhash
+from stagec.backends.gpu import highwayhash
 from stagec.core.data import wire
 
 SIGNATURE = bytes.fromhex("83af70d10d884a3f")

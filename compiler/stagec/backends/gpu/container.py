@@ -8,12 +8,12 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stagec.backends.cuda import riegeli
+from stagec.backends.gpu import riegeli
 from stagec.core.data import wire
 from stagec.patches import known_builds
 
 EXECUTABLE = known_builds.EXECUTABLE["serialized_executable"]
-FIELDS = known_builds.CUDA.messages["xla.gpu.GpuExecutableProto"]
+FIELDS = known_builds.GPU["xla.gpu.GpuExecutableProto"]
 NESTED = [(kind, path) for kind, *path in known_builds.NESTED.values()]
 """Kinds of xla.gpu.ThunkProto, by field number, and the paths of fields with other thunks in their messages."""
 _INSTRUCTION = known_builds.INSTRUCTION["thunk_info.profile_annotation"]

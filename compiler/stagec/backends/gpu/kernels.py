@@ -1,6 +1,6 @@
-"""The kernels of an executable for NVIDIA devices: the resources of each, and the bound on its time.
+"""The kernels of an executable for GPUs: the resources of each, and the bound on its time.
 
-Nothing here needs a device, or a tool of NVIDIA's. docs/costs.md lists the assumptions.
+Nothing here needs a device, or a tool of a vendor's. docs/costs.md lists the assumptions.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from stagec.backends.analysis import UNKNOWN
-from stagec.backends.cuda import container, cubins
-from stagec.backends.cuda.container import Launch
+from stagec.backends.gpu import code_objects, container, cubins
+from stagec.backends.gpu.container import Launch
 from stagec.costs import hlo, totals
 from stagec.costs.totals import Runs
-from stagec.hardware.cuda_devices import Device
+from stagec.hardware.gpu_devices import Device
 from stagec.hardware.occupancy import occupancy
 
 Kernel: TypeAlias = dict[str, Any]
@@ -40,11 +40,11 @@ def of(serialized: bytes, device: Device, program: str = "", devices: int = 1) -
     Raises ValueError when the bytes are not such an executable. A kernel whose code cannot be read has unknown numbers.
     """
     runs = totals.runs(hlo.parse(program), devices) if program else {}
-    functions: dict[bytes, dict[str, cubins.Function]] = {}
+    read: dict[bytes, dict[str, cubins.Function]] = {}
     kernels: dict[str, Kernel] = {}
     computed: set[tuple[str, str]] = set()
     for launch in container.launches(serialized):
-        for name, function in _functions(launch, functions):
+        for name, function in _functions(launch, read):
             row = kernels.setdefault(name, _row(launch, name, function, device))
             if (name, launch.instruction) not in computed:
                 computed.add((name, launch.instruction))
@@ -55,6 +55,11 @@ def of(serialized: bytes, device: Device, program: str = "", devices: int = 1) -
     ]
 
 
+def functions(code: bytes) -> dict[str, cubins.Function]:
+    """Return the functions of a kernel's machine code by their names. Raises ValueError when it is damaged."""
+    return code_objects.read(code) if code_objects.are_in(code) else cubins.read(code)
+
+
 def _functions(
     launch: Launch, read: dict[bytes, dict[str, cubins.Function]]
 ) -> Iterable[tuple[str, cubins.Function | None]]:
@@ -63,13 +68,13 @@ def _functions(
         return [(launch.function, None)]
     if launch.code not in read:
         try:
-            read[launch.code] = cubins.read(launch.code)
+            read[launch.code] = functions(launch.code)
         except ValueError:
             read[launch.code] = {}
-    functions = read[launch.code]
-    if launch.function or not functions:
-        return [(launch.function or launch.instruction, functions.get(launch.function))]
-    return functions.items()
+    inside = read[launch.code]
+    if launch.function or not inside:
+        return [(launch.function or launch.instruction, inside.get(launch.function))]
+    return inside.items()
 
 
 def _row(launch: Launch, name: str, function: cubins.Function | None, device: Device) -> Kernel:

@@ -1,4 +1,4 @@
-"""The functions that JAX calls on NVIDIA devices: XLA neither compiles nor runs calls of unknown functions."""
+"""The functions that JAX calls on GPUs: XLA neither compiles nor runs calls of unknown functions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stagec.core.builds.platforms import Plugin
+from stagec.pjrt.packages import folder
+
 MOSAIC = "libmosaic_gpu_runtime.so"
 """The library for kernels of Mosaic, beside the functions: compiling and running them links with it."""
 
 
-def register(interface: Any) -> bool:
+def folder_of(plugin: Plugin) -> Path | None:
+    """Return the folder of the wheel with a platform's functions; None if it is not installed."""
+    return folder(plugin.kernels.replace("-", "_"))
+
+
+def register(plugin: Plugin, interface: Any) -> bool:
     """Tell XLA of them, as their wheel's own `initialize` does with JAX; return whether the wheel is installed.
 
     interface: the plugin's C interface, as jaxlib holds it. Without the wheel, programs without such calls run.
@@ -22,12 +30,12 @@ def register(interface: Any) -> bool:
     # These two register their functions when they are imported.
     for name in ("gpu_rnn", "gpu_triton"):
         importlib.import_module(f"jaxlib.{name}")
-    extension = plugin_support.import_from_plugin("cuda", "cuda_plugin_extension")
+    extension = plugin_support.import_from_plugin(plugin.platform, f"{plugin.platform}_plugin_extension")
     if extension is None:
         return False
     # Kernels of Mosaic are linked with it when they are loaded (jax/experimental/mosaic/gpu/core.py).
     os.environ.setdefault("MOSAIC_GPU_RUNTIME_LIB_PATH", str(Path(str(extension.__file__)).with_name(MOSAIC)))
-    name = "CUDA"
+    name = plugin.platform.upper()
     xla_client.register_custom_call_handler(name, functools.partial(extension.register_custom_call_target, interface))
     xla_client.register_custom_type_handler(name, functools.partial(extension.register_custom_type, interface))
     for target, value in extension.ffi_types().items():

@@ -1,4 +1,4 @@
-"""The description of an NVIDIA device in XLA's form: stream_executor.GpuTargetConfigProto, in text format."""
+"""The description of a GPU in XLA's form: stream_executor.GpuTargetConfigProto, in text format."""
 
 from __future__ import annotations
 
@@ -8,45 +8,46 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from stagec.core.messages.errors import show
-from stagec.hardware import cuda
-from stagec.hardware.cuda_devices import CAPABILITY, Device
+from stagec.hardware import cuda, rocm
+from stagec.hardware.gpu_devices import VENDORS, AmdDevice, Device
 
 _MISSING = {
     "bf16_flops": "the peak of dense bfloat16 operations a second",
     "pcie_bandwidth": "bytes a second to the host",
 }
 """Fields that a driver does not report for each device, and that follow from no other number."""
-_ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "network_bandwidth")
+_ESTIMATES = ("bf16_flops", "nvlink_bandwidth", "infinity_fabric_bandwidth", "network_bandwidth")
 """Properties that XLA does not have: they are for estimates."""
-_DESCRIBED: Sequence[list[str]] = ([], ["cuda_compute_capability"], ["device_interconnect_info"])
+_DESCRIBED: Sequence[list[str]] = (
+    [],
+    ["cuda_compute_capability"],
+    ["rocm_compute_capability"],
+    ["device_interconnect_info"],
+)
 """Messages in XLA's message of a device that have fields of `Device`."""
-_FEATURES = {"": "NONE", "a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FEATURES"}
+FEATURES = {"": "NONE", "a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FEATURES"}
+"""The features of a compute capability, by its last letter."""
 
 
-def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: str) -> str:
+def target_config(
+    device: Device,
+    platform: str,
+    capability: str,
+    names: Mapping[str, str],
+    dnn: tuple[int, int, int],
+) -> str:
     """Return the device as XLA reads it.
 
-    cudnn, cuda, cub: versions of these libraries that the executable may rely on when it is loaded.
+    platform: XLA's name of it. capability: the field with the compute capability. names: fields with strings, among
+    them versions of libraries that the executable may rely on when it is loaded. dnn: the version of cuDNN, or MIOpen.
     """
-    match = CAPABILITY.fullmatch(device.compute_capability)
-    assert match is not None
     other = ("name", "compute_capability", "active_links", *_ESTIMATES)
-    major, minor, patch = cudnn
-    names = {
-        "name": device.name,
-        "device_vendor": "NVIDIA Corporation",
-        "platform_version": f"Compute Capability {device.compute_capability}",
-        "driver_version": cuda,
-        "runtime_version": cuda,
-        "compile_time_toolkit_version": cuda,
-        "dnn_version": f"{major}.{minor}.{patch}",
-        "cub_version": cub,
-    }
-    capability = f"major: {match[1]} minor: {match[2]} feature_extension: {_FEATURES[match[3]]}"
+    major, minor, patch = dnn
+    named = {"name": device.name, **names, "dnn_version": f"{major}.{minor}.{patch}"}
     info = [
-        *(f"{field.name}: {getattr(device, field.name)}" for field in fields(Device) if field.name not in other),
-        *(f'{key}: "{value}"' for key, value in names.items()),
-        f"cuda_compute_capability {{ {capability} }}",
+        *(f"{field.name}: {getattr(device, field.name)}" for field in fields(device) if field.name not in other),
+        *(f'{key}: "{value}"' for key, value in named.items()),
+        capability,
         f"device_interconnect_info {{ active_links: {device.active_links} }}",
         "device_address_bits: 64",
         "ecc_enabled: true",
@@ -55,7 +56,7 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
         "gpu_device_info {",
         *(f"  {line}" for line in info),
         "}",
-        'platform_name: "CUDA"',
+        f'platform_name: "{platform}"',
         f"dnn_version_info {{ major: {major} minor: {minor} patch: {patch} }}",
         f'device_description_str: "{device.name}"',
     ]
@@ -63,21 +64,25 @@ def target_config(device: Device, cudnn: tuple[int, int, int], cuda: str, cub: s
 
 
 def properties(config: str) -> dict[str, Any]:
-    """Return the fields of `Device` that XLA's description of a device has; it has no peak, and no speed of NVLink.
+    """Return the fields of a `Device` that XLA's description of one has; it has no peak, and no speed of links.
 
     config: a GpuTargetConfigProto in XLA's text format, one field a line.
     """
     info = dict(_fields_of(config))
-    mark = next((mark for mark, name in _FEATURES.items() if name == info.get("feature_extension")), "")
+    mark = next((mark for mark, name in FEATURES.items() if name == info.get("feature_extension")), "")
+    processor = info.get("gcn_arch_name")
     reported: dict[str, Any] = {
-        "compute_capability": f"{info.get('major', 0)}.{info.get('minor', 0)}{mark}",
+        "compute_capability": (
+            _string(processor) if processor else f"{info.get('major', 0)}.{info.get('minor', 0)}{mark}"
+        ),
         "active_links": 0,  # a zero is not printed
     }
     read: dict[str, Callable[[str], Any]] = {"str": _string, "int": int, "float": float}
-    for field in fields(Device):
+    vendor = VENDORS["rocm" if processor else "cuda"]
+    for field in fields(vendor):
         if field.name in info and info[field.name] != "-1":  # the speed of PCIe, where the driver does not say it
             reported[field.name] = read[str(field.type)](info[field.name])
-    return {field.name: reported[field.name] for field in fields(Device) if field.name in reported}
+    return {field.name: reported[field.name] for field in fields(vendor) if field.name in reported}
 
 
 def _fields_of(config: str) -> Iterator[tuple[str, str]]:
@@ -105,13 +110,18 @@ def as_toml(reported: Mapping[str, Any]) -> str:
     The peak, the speed of links, and fields missing from the driver come from the checked-in device of the same name.
     If there is none, the file lists the missing fields.
     """
-    same = [device for device in cuda.devices().values() if device.name == reported["name"]]
-    whole = {"doc": reported["name"], "source": "what the CUDA driver reports", **reported}
-    missing = [field.name for field in fields(Device) if field.default is MISSING and field.name not in reported]
+    platform = "rocm" if AmdDevice.CAPABILITY.fullmatch(reported["compute_capability"]) else "cuda"
+    known = {"cuda": cuda.devices, "rocm": rocm.devices}[platform]()
+    driver, vendor = {"cuda": ("the CUDA driver", "NVIDIA"), "rocm": ("ROCm", "AMD")}[platform]
+    same = [device for device in known.values() if device.name == reported["name"]]
+    whole = {"doc": reported["name"], "source": f"what {driver} reports", **reported}
+    missing = [
+        field.name for field in fields(VENDORS[platform]) if field.default is MISSING and field.name not in reported
+    ]
     if same:
-        added = dict.fromkeys((*missing, *_ESTIMATES))
+        added = dict.fromkeys((*missing, *(name for name in _ESTIMATES if hasattr(same[0], name))))
         whole |= {name: getattr(same[0], name) for name in added}
-        whole["source"] = f"{whole['source']}; {', '.join(added)}: NVIDIA's data sheets"
+        whole["source"] = f"{whole['source']}; {', '.join(added)}: {vendor}'s data sheets"
     lines = [f"{key} = {show(value)}" for key, value in whole.items()]
     lines += [
         f"# {name} = {_MISSING.get(name, 'what the driver does not say')}: see the device's data sheet."

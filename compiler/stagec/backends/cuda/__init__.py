@@ -1,1 +1,0 @@
-"""XLA's compiler for NVIDIA devices, without a device."""

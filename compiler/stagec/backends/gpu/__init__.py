@@ -1,0 +1,1 @@
+"""XLA's compiler for GPUs of NVIDIA and AMD, without a device."""

@@ -1,0 +1,77 @@
+"""What is AMD's own when XLA compiles for its devices: libraries that XLA's plugin is linked with.
+
+LLVM's compiler, lld and AMD's device libraries are in the plugin, so no program of ROCm's runs. The libraries that the
+plugin is linked with are ROCm's if the machine has them, else `stubs`: XLA asks them for a device, and compiles as
+without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stagec.backends import plugins
+from stagec.backends.gpu import descriptions, stubs
+from stagec.hardware.gpu_devices import Device
+from stagec.pjrt import gpu_calls
+
+PLUGIN = plugins.of("rocm")
+PREFIXES: Sequence[str] = (
+    "HIP_",
+    "ROCR_",
+    "ROCM_",
+    "HSA_",
+    "AMD_",
+    "MIOPEN_",
+    "HIPBLASLT_",
+    "ROCBLAS_",
+    "TENSILE_",
+    "GPU_",
+)
+"""Variables that the plugin and ROCm read, besides XLA's."""
+ENVIRONMENT: Mapping[str, str] = {"HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
+"""A machine with a device must compile as one without, so ROCm shows none."""
+# The ROCm and the MIOpen that the plugin was built with.
+_ROCM, _MIOPEN = "7.0.0", (3, 5, 0)
+
+
+def versions() -> dict[str, str]:
+    """Return no versions: the plugin has all that makes code."""
+    return {}
+
+
+def target_config(device: Device, miopen: tuple[int, int, int] | None = None) -> str:
+    """Return the device as XLA reads it. miopen: the version that kernels were timed with; None if they were not."""
+    names = {
+        "device_vendor": "Advanced Micro Devices, Inc",
+        "platform_version": f"AMDGPU ISA version: {device.compute_capability}",
+        "driver_version": _ROCM,
+        "runtime_version": _ROCM,
+        "compile_time_toolkit_version": _ROCM,
+    }
+    capability = f'rocm_compute_capability {{ gcn_arch_name: "{device.compute_capability}" }}'
+    return descriptions.target_config(device, "ROCM", capability, names, miopen or _MIOPEN)
+
+
+def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
+    """Return nothing: what JAX has in its keys on AMD devices nobody has seen yet."""
+    return {}
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[None]:
+    """Work in an empty folder for a while."""
+    with tempfile.TemporaryDirectory(prefix="stagec-") as empty, contextlib.chdir(empty):
+        yield
+
+
+@functools.cache
+def register_custom_calls() -> None:
+    """Register with XLA the functions that JAX calls on AMD devices: it compiles no other call."""
+    folder = gpu_calls.folder_of(PLUGIN)
+    for library in (plugins.path(PLUGIN), *sorted(folder.glob("*.so") if folder else ())):
+        stubs.load(library)
+    plugins.register_custom_calls(PLUGIN)
