@@ -211,6 +211,56 @@ def test_what_would_run(built: Workspace) -> None:
     assert built.run("--dry-run").stdout.splitlines() == lines
 
 
+def test_an_edit_is_explained(built: Workspace) -> None:
+    assert built.build() == set()  # here, where it was copied to
+    built.write("models/shared.py", "TWO = 3\n")
+    built.write("models/new.py", "")
+    built.replace("models/m.toml", 'args = ["f32[3]"]', 'args = ["f32[4]"]')
+    lines = built.run("--dry-run", "--explain").stdout.splitlines()
+    assert lines[0].split(maxsplit=3) == [
+        "run",
+        "imports",
+        "m.imports",
+        "files were added or removed, models/shared.py, models/new.py",
+    ]
+    lines = built.run("--explain").stdout.splitlines()
+    assert "export m.double: models/shared.py" in lines
+    assert "export m.shift: m.shift in the manifest" in lines
+    assert "compile m.double.cpu.n1: models/m.double.exported" in lines
+    assert len(built.run("--explain").stdout.splitlines()) == 1  # nothing ran
+    moved = Workspace(built.root.parent / "elsewhere")
+    moved.environment = built.environment
+    moved.write("models/shared.py", "TWO = 4\n")
+    assert "export m.double: it was not built here before" in moved.run("--explain").stdout.splitlines()
+
+
+def test_a_watched_workspace_is_built_after_each_edit(built: Workspace) -> None:
+    words = [*built.words, "--watch"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=built.root, env=built.environment, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        try:
+            assert "0 actions ran" in process.stdout.readline()
+            before = built.sha256()
+            built.write("models/shared.py", "TWO = 3\n")
+            assert "5 actions ran" in process.stdout.readline()
+            assert built.sha256() != before
+            manifest = (built.root / "models" / "m.toml").read_text()
+            built.write("models/m.toml", manifest + "[functions.double]\n")
+            assert process.stderr.readline().startswith("models/m.toml")
+            built.write("models/m.toml", manifest)
+            built.write("models/shared.py", "TWO = 2\n")
+            assert "actions ran" in process.stdout.readline()
+            while built.sha256() != before:  # it may have seen one edit before the other
+                assert "actions ran" in process.stdout.readline()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert not list((built.cache / "stagec" / "builds").iterdir())
+    assert built.refusal("--watch", "--dry-run").startswith("--watch builds, and --dry-run does not")
+
+
 def test_a_mistake_is_said_once(built: Workspace) -> None:
     built.replace("models/m.toml", "models.f:double", "models.f:treble")
     built.write("models/g.py", "def shift(x):\n    return x +\n")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,9 @@ from stagec.core.messages.progress import Progress
 from stagec.local import actions, environment
 from stagec.local.actions import Paths
 from stagec.local.environment import Workspace
+from stagec.local.pool import Pool
 from stagec.local.running import Outcome, Runner
-from stagec.local.store import Digests, Store, default_folder
+from stagec.local.store import Digests, Store, default_folder, state
 
 if TYPE_CHECKING:
     from stagec.loader.bundle import Bundle
@@ -52,28 +55,33 @@ class Local:
     build: the actions. runner: what does them. inputs: the files that the plan was made of.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        """Plan it. Raises StagecError with all that is wrong with the manifest, and with the request."""
-        self._store = Store(default_folder())
+    def __init__(self, wanted: Wanted, pool: Pool, runs: bool = True) -> None:
+        """Plan it. Raises StagecError with all that is wrong with the manifest, and with the request.
+
+        runs: whether it will be built: then a worker starts while a manifest is planned for the first time.
+        """
+        self._store, self._pool = pool.store, pool
         self.root = _root(wanted)
         manifest = os.path.relpath(os.path.realpath(wanted.manifest), self.root)
         self.folder = os.path.dirname(manifest)
-        digests = self._store.digests(hashlib.sha256(str(self.root).encode()).hexdigest())
+        name = hashlib.sha256(str(self.root).encode()).hexdigest()
+        digests = self._store.digests(name)
         import_roots = [".", *(os.path.relpath(self.root / folder, self.root) for folder in wanted.import_roots)]
         packages = environment.packages([str(self.root / folder) for folder in import_roots])
         facts = environment.facts(packages, digests)
-        self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest)
+        first = functools.partial(pool.expect, packages) if runs else None
+        self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest, first)
         _check(self.plan, wanted, manifest)
         paths = Paths(self.plan, self.folder)
         sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
         self.build = actions.build(self.plan, self.folder, import_roots, sources, wanted.functions, wanted.targets)
-        workspace = Workspace(self.root, sources, packages, facts, wanted.plugins)
+        workspace = Workspace(self.root, name, sources, packages, facts, wanted.plugins)
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
 
     def run(self, jobs: int | None = None, keep_going: bool = False) -> Outcome:
         """Do the actions that the store does not have, and show a line about them on a terminal."""
         with Progress("build") as progress:
-            return self.runner.run(jobs or min(_JOBS, len(os.sched_getaffinity(0))), keep_going, progress)
+            return self.runner.run(self._pool, jobs or min(_JOBS, len(os.sched_getaffinity(0))), keep_going, progress)
 
     def write(self, output: str, artifacts: str | None = None) -> None:
         """Write the bundle to a path, and the weights beside it; and all artifacts below a folder.
@@ -89,10 +97,13 @@ class Local:
             _link(self.root / self.folder / file, Path(os.path.dirname(output) or ".", file))
         self._store.write(made[self.build.bundle][0], output)
 
+    def files(self) -> list[Path]:
+        """Return what the bundle depends on, sorted."""
+        return [self.root / path for path in sorted({*self.inputs, *self.runner.outcome.reads, *self.build.weights})]
+
     def depfile(self, output: str) -> str:
         """Return what the bundle depends on, as Make and Ninja read it. Paths are relative to this folder."""
-        files = {*self.inputs, *self.runner.outcome.reads, *self.build.weights}
-        words = [os.path.relpath(self.root / path) for path in sorted(files)]
+        words = [os.path.relpath(path) for path in self.files()]
         escaped = [
             word.replace("\\", "\\\\").replace(" ", "\\ ").replace("#", "\\#").replace("$", "$$") for word in words
         ]
@@ -135,13 +146,32 @@ def build(
     from stagec.loader.load import load
 
     folder = None if root is None else os.fspath(root)
-    local = Local(Wanted(os.fspath(manifest), folder, import_roots, data, functions, targets))
-    outcome = local.run(jobs)
+    with Pool(Store(default_folder())) as pool:
+        local = Local(Wanted(os.fspath(manifest), folder, import_roots, data, functions, targets), pool)
+        outcome = local.run(jobs)
     if outcome.failed:
         raise mistake("".join(outcome.failed).rstrip())
     path = f"{local.plan['bundle']['name']}.aot" if output is None else os.fspath(output)
     local.write(path)
     return load(path)
+
+
+def states(wanted: Wanted, files: Iterable[str | Path] = ()) -> dict[str, tuple[int, ...]]:
+    """Return the states of what a build of a manifest may read: sources, manifests and targets, data, and `files`.
+
+    Those that are not there are left out.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    with contextlib.suppress(StagecError):  # the manifest, or data, is not there
+        root = _root(wanted)
+        below = [*environment.files_below(str(root), (".py", ".toml"))]
+        for name in wanted.data:
+            below += _files(root, name, name)
+        files = [*(root / name for name in below), *files]
+    for path in files:
+        with contextlib.suppress(OSError):
+            found[str(path)] = tuple(state(str(path)))
+    return found
 
 
 def _root(wanted: Wanted) -> Path:
@@ -165,14 +195,23 @@ def _root(wanted: Wanted) -> Path:
 
 
 def _plan(
-    store: Store, digests: Digests, facts: Mapping[str, str], root: Path, manifest: str
+    store: Store,
+    digests: Digests,
+    facts: Mapping[str, str],
+    root: Path,
+    manifest: str,
+    first: Callable[[], object] | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the plan of a manifest, which the store may have, and the files that it was made of.
 
     To import pydantic and to plan takes most of the time of a build in which nothing has changed.
+    first: is called if none of this manifest is kept.
     """
     key = hashlib.sha256(json.dumps(["plan", manifest, facts], sort_keys=True).encode()).hexdigest()
-    for made in store.find(key):
+    kept = store.find(key)
+    if not kept and first:
+        first()
+    for made in kept:
         try:
             same = all(digests.of(f"{root}/{path}") == digest for path, digest in made.reads.items())
         except OSError:
@@ -189,7 +228,7 @@ def _plan(
     with store.execution_root() as scratch:
         (scratch / "plan").write_text(planned)
         if not digests.changed([f"{root}/{file}" for file in before]):
-            store.keep(key, scratch, ["plan"], before, 0.0)
+            store.keep(key, scratch, ["plan"], before)
     return json.loads(planned), read
 
 
