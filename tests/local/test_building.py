@@ -25,7 +25,7 @@ import stagec
 from stagec.core.messages.errors import StagecError
 from stagec.local import environment
 from stagec.local.store import Store
-from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand
+from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand, build_jax_cache
 from tests.page_blocks import commands, files
 from tests.users import WAYS, isolation, needs_isolation, where
 
@@ -201,6 +201,26 @@ def test_artifacts_are_written_too(built: Workspace) -> None:
     assert {"m.aot", "m.double.exported", "m.double.cpu.n1.xla", "m.shift.golden.safetensors"} <= names
     exported = stagec.Exported.deserialize((built.root / "all" / "m.double.exported").read_bytes())
     assert exported.fun_name == "double"
+
+
+def test_jaxs_cache_is_the_one_of_its_commands(built: Workspace, tmp_path: Path) -> None:
+    said = built.refusal("--jax-cache", "cache")
+    assert said == (
+        "models/m.toml: jax_cache: it has nothing for JAX's compilation cache\n"
+        "  write jax_cache = true in it (docs/with-jax.md)\n"
+    )
+    built.replace("models/m.toml", 'version = "1"', 'version = "1"\njax_cache = true')
+    names = ("double.cpu.n1", "double.cpu.n2", "shift.cpu")
+    parts = {f"action {command} m.{name}" for command in ("jax-key", "jax-compile") for name in names}
+    assert built.build("--jax-cache", "cache") == {*parts, "action jax-cache m.jax_cache"}
+    by_hand = build_jax_cache("models/m.toml", tmp_path / "by-hand", built.root)
+    written = {path.name: path.read_bytes() for path in (built.root / "cache").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in by_hand.iterdir()}
+    assert len(written) > len(names)
+    assert built.build("--jax-cache", "cache") == set()
+    built.write("models/f.py", "# A comment.\n" + SOURCES["models/f.py"])  # the keys are as before
+    assert built.build("--jax-cache", "cache") >= {"action jax-key m.double.cpu.n1"}
+    assert built.build("--function", "shift", "--jax-cache", "part") >= {"action jax-cache m.jax_cache"}
 
 
 def test_what_would_run(built: Workspace) -> None:

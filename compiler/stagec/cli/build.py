@@ -21,6 +21,7 @@ OPTIONS = {
     "manifest": "the manifest, a TOML file",
     "[--output OUTPUT]": "where to write the bundle (default: NAME.aot in this folder)",
     "[--artifacts FOLDER]": "where to write exported artifacts, executables and their descriptions too",
+    "[--jax-cache FOLDER]": "where to write JAX's compilation cache, if the manifest has jax_cache",
     "[--function NAME]...": "build only this function: the bundle has no other",
     "[--target NAME]...": "build only for this target: the bundle has no other",
     "[--root FOLDER]": "the workspace, from which functions import (default: the nearest folder above the manifest "
@@ -50,6 +51,7 @@ def run(options: Options) -> Answer:
         options.function,
         options.target,
         dict(map(pair, options.plugin)),
+        options.jax_cache is not None,
     )
     with Pool(Store(default_folder())) as pool:
         if options.watch:
@@ -91,7 +93,7 @@ def _build(options: Options, local: Local) -> Answer:
     if outcome.failed:
         return Answer({**answer, "output": None}, explained, max(outcome.failed.values()))
     output = options.output or f"{local.plan['bundle']['name']}.aot"
-    local.write(output, options.artifacts)
+    local.write(output, options.artifacts, options.jax_cache)
     write_asked(options.depfile, local.depfile(output).encode())
     digest, size = outcome.made[local.build.bundle]
     return Answer(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import os
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagec.core.data import writing
 from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, nearest
 from stagec.core.messages.progress import Progress
 from stagec.local import actions, environment
@@ -38,6 +41,7 @@ class Wanted:
     manifest: its path. root: the workspace; None: the nearest folder above the manifest with one of `MARKS`, else this
     one. import_roots: more folders below which modules are found, relative to it. data: files and folders that tracing
     reads, besides sources. functions, targets: those to build; none: all. plugins: platform -> folder of packages.
+    jax_cache: whether to build JAX's compilation cache too.
     """
 
     manifest: str
@@ -47,6 +51,7 @@ class Wanted:
     functions: Sequence[str] = ()
     targets: Sequence[str] = ()
     plugins: Mapping[str, str] = field(default_factory=dict)
+    jax_cache: bool = False
 
 
 class Local:
@@ -74,7 +79,8 @@ class Local:
         _check(self.plan, wanted, manifest)
         paths = Paths(self.plan, self.folder)
         sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
-        self.build = actions.build(self.plan, self.folder, import_roots, sources, wanted.functions, wanted.targets)
+        named = wanted.functions, wanted.targets, wanted.jax_cache
+        self.build = actions.build(self.plan, self.folder, import_roots, sources, *named)
         workspace = Workspace(self.root, name, sources, packages, facts, wanted.plugins)
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
 
@@ -83,8 +89,8 @@ class Local:
         with Progress("build") as progress:
             return self.runner.run(self._pool, jobs or min(_JOBS, len(os.sched_getaffinity(0))), keep_going, progress)
 
-    def write(self, output: str, artifacts: str | None = None) -> None:
-        """Write the bundle to a path, and the weights beside it; and all artifacts below a folder.
+    def write(self, output: str, artifacts: str | None = None, jax_cache: str | None = None) -> None:
+        """Write the bundle to a path, and the weights beside it; and all artifacts, and JAX's cache, below folders.
 
         Each file gets its name when it is whole; the bundle is the last. Raises StagecError.
         """
@@ -93,6 +99,12 @@ class Local:
         for path, (digest, _) in made.items() if artifacts else ():
             if path not in self.build.written:
                 self._store.write(digest, f"{artifacts}/{path.removeprefix(start)}")
+        if jax_cache:
+            with tarfile.open(fileobj=io.BytesIO(self._store.read(made[self.build.jax_cache][0]))) as entries:
+                for entry in entries:
+                    content = entries.extractfile(entry)
+                    assert content
+                    writing.named(f"{jax_cache}/{os.path.basename(entry.name)}", [content.read()])
         for file in self.build.beside:
             _link(self.root / self.folder / file, Path(os.path.dirname(output) or ".", file))
         self._store.write(made[self.build.bundle][0], output)
@@ -235,6 +247,9 @@ def _plan(
 def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
     """Raise StagecError for a request, or a manifest, that cannot be built so."""
     problems = []
+    if wanted.jax_cache and not plan["jax_cache"]["executables"]:
+        what, write = "it has nothing for JAX's compilation cache", "write jax_cache = true in it (docs/with-jax.md)"
+        problems.append(Problem(manifest, "jax_cache", what, write))
     known = {
         "function": (wanted.functions, {row["spec"]["name"] for row in plan["exports"]}),
         "target": (wanted.targets, {row["spec"]["target"]["name"] for row in plan["executables"]}),

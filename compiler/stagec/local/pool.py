@@ -80,8 +80,8 @@ class Pool:
             (self.root / name).write_text(text)
 
     def worker(self, workspace: Workspace, action: Action) -> Client | None:
-        """Return a worker for an action; None if it needs none: it reads text."""
-        if action.command == "action imports":
+        """Return a worker for an action; None if it needs none."""
+        if not action.in_worker:
             return None
         kind = _kind(workspace, action)
         return self._idle[kind].pop() if self._idle.get(kind) else self._start(kind)
@@ -99,7 +99,7 @@ class Pool:
 
     def is_idle(self, workspace: Workspace, action: Action) -> bool:
         """Return whether an action can be done without a new worker."""
-        return action.command == "action imports" or bool(self._idle.get(_kind(workspace, action)))
+        return not action.in_worker or bool(self._idle.get(_kind(workspace, action)))
 
     def may_start(self, workspace: Workspace, action: Action, waiting: Sequence[Action], jobs: int) -> bool:
         """Return whether an action is worth a new worker.
@@ -118,7 +118,7 @@ class Pool:
         """
         for action in waiting:
             kind = _kind(workspace, action)
-            if action.command != "action imports" and not self._number[kind]:
+            if action.in_worker and not self._number[kind]:
                 self._idle.setdefault(kind, []).append(self._start(kind))
                 return True
         return False
