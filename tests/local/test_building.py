@@ -25,7 +25,7 @@ import stagec
 from stagec.core.messages.errors import StagecError
 from stagec.local import environment
 from stagec.local.store import Store
-from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand
+from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand, build_jax_cache
 from tests.page_blocks import commands, files
 from tests.users import WAYS, isolation, needs_isolation, where
 
@@ -203,12 +203,82 @@ def test_artifacts_are_written_too(built: Workspace) -> None:
     assert exported.fun_name == "double"
 
 
+def test_jaxs_cache_is_the_one_of_its_commands(built: Workspace, tmp_path: Path) -> None:
+    said = built.refusal("--jax-cache", "cache")
+    assert said == (
+        "models/m.toml: jax_cache: it has nothing for JAX's compilation cache\n"
+        "  write jax_cache = true in it (docs/with-jax.md)\n"
+    )
+    built.replace("models/m.toml", 'version = "1"', 'version = "1"\njax_cache = true')
+    names = ("double.cpu.n1", "double.cpu.n2", "shift.cpu")
+    parts = {f"action {command} m.{name}" for command in ("jax-key", "jax-compile") for name in names}
+    assert built.build("--jax-cache", "cache") == {*parts, "action jax-cache m.jax_cache"}
+    by_hand = build_jax_cache("models/m.toml", tmp_path / "by-hand", built.root)
+    written = {path.name: path.read_bytes() for path in (built.root / "cache").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in by_hand.iterdir()}
+    assert len(written) > len(names)
+    assert built.build("--jax-cache", "cache") == set()
+    built.write("models/f.py", "# A comment.\n" + SOURCES["models/f.py"])  # the keys are as before
+    assert built.build("--jax-cache", "cache") >= {"action jax-key m.double.cpu.n1"}
+    assert built.build("--function", "shift", "--jax-cache", "part") >= {"action jax-cache m.jax_cache"}
+
+
 def test_what_would_run(built: Workspace) -> None:
     assert built.run("--dry-run").stdout == "nothing to do\n"
     built.write("models/shared.py", "TWO = 4\n")
     lines = built.run("--dry-run").stdout.splitlines()
     assert [line.split() for line in lines[:2]] == [["run", "imports", "m.imports"], ["maybe", "export", "m.double"]]
     assert built.run("--dry-run").stdout.splitlines() == lines
+
+
+def test_an_edit_is_explained(built: Workspace) -> None:
+    assert built.build() == set()  # here, where it was copied to
+    built.write("models/shared.py", "TWO = 3\n")
+    built.write("models/new.py", "")
+    built.replace("models/m.toml", 'args = ["f32[3]"]', 'args = ["f32[4]"]')
+    lines = built.run("--dry-run", "--explain").stdout.splitlines()
+    assert lines[0].split(maxsplit=3) == [
+        "run",
+        "imports",
+        "m.imports",
+        "files were added or removed, models/shared.py, models/new.py",
+    ]
+    lines = built.run("--explain").stdout.splitlines()
+    assert "export m.double: models/shared.py" in lines
+    assert "export m.shift: m.shift in the manifest" in lines
+    assert "compile m.double.cpu.n1: models/m.double.exported" in lines
+    assert len(built.run("--explain").stdout.splitlines()) == 1  # nothing ran
+    moved = Workspace(built.root.parent / "elsewhere")
+    moved.environment = built.environment
+    moved.write("models/shared.py", "TWO = 4\n")
+    assert "export m.double: it was not built here before" in moved.run("--explain").stdout.splitlines()
+
+
+def test_a_watched_workspace_is_built_after_each_edit(built: Workspace) -> None:
+    words = [*built.words, "--watch"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=built.root, env=built.environment, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        try:
+            assert "0 actions ran" in process.stdout.readline()
+            before = built.sha256()
+            built.write("models/shared.py", "TWO = 3\n")
+            assert "5 actions ran" in process.stdout.readline()
+            assert built.sha256() != before
+            manifest = (built.root / "models" / "m.toml").read_text()
+            built.write("models/m.toml", manifest + "[functions.double]\n")
+            assert process.stderr.readline().startswith("models/m.toml")
+            built.write("models/m.toml", manifest)
+            built.write("models/shared.py", "TWO = 2\n")
+            assert "actions ran" in process.stdout.readline()
+            while built.sha256() != before:  # it may have seen one edit before the other
+                assert "actions ran" in process.stdout.readline()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert not list((built.cache / "stagec" / "builds").iterdir())
+    assert built.refusal("--watch", "--dry-run").startswith("--watch builds, and --dry-run does not")
 
 
 def test_a_mistake_is_said_once(built: Workspace) -> None:

@@ -21,7 +21,7 @@ class Action:
     name: of the artifact. command: such as "action export". arguments: of it, but for the outputs that a worker is
     told of. inputs: files that it reads, made by other actions or not. outputs: files that it writes.
     runs_model: whether it may read the sources too, and lists those that it did not read in `unread`.
-    platform: whose compiler it needs.
+    platform: whose compiler it needs. in_worker: whether a worker does it; what reads no more than data needs none.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Action:
     outputs: Sequence[str]
     runs_model: bool = False
     platform: str = "cpu"
+    in_worker: bool = True
 
     @property
     def unread(self) -> str:
@@ -42,14 +43,16 @@ class Action:
 class Build:
     """All actions of a bundle, each after those whose outputs it reads.
 
-    actions: the last one makes the bundle. written: the content of files that are inputs: specs.
-    bundle: its path. beside: files of weights that lie beside the bundle, relative to the manifest's folder.
-    weights: all such files that actions read, relative to the execution root.
+    actions: of the bundle, and of what else was asked for. written: the content of files that are inputs: specs.
+    bundle: its path. jax_cache: the path of JAX's compilation cache, a .tar file. beside: files of weights that lie
+    beside the bundle, relative to the manifest's folder. weights: all such files that actions read, relative to the
+    execution root.
     """
 
     actions: Sequence[Action]
     written: Mapping[str, str]
     bundle: str
+    jax_cache: str
     beside: Sequence[str]
     weights: Sequence[str]
 
@@ -74,6 +77,11 @@ class Paths:
         """The file with the names of all sources."""
         return self.made(f"{self.name}.imports/names.txt")
 
+    @property
+    def jax_cache(self) -> str:
+        """The folder of JAX's compilation cache, in a .tar file."""
+        return self.made(f"{self.name}.jax_cache.tar")
+
     def looked(self, export: str) -> str:
         """Return the file with what a function's modules look for."""
         return self.made(f"{self.name}.imports/{export}.json")
@@ -86,11 +94,13 @@ def build(
     sources: Sequence[str],
     functions: Collection[str] = (),
     targets: Collection[str] = (),
+    jax_cache: bool = False,
 ) -> Build:
     """Return the actions of a plan.
 
     plan: as `Plan.to_json` has it. folder: of the manifest, relative to the workspace; "" for that itself.
     import_roots, sources: relative to it. functions, targets: names of those to build; none: all.
+    jax_cache: whether to build JAX's compilation cache too.
     """
     paths = Paths(plan, folder)
     exports = [artifact for artifact in plan["exports"] if not functions or artifact["spec"]["name"] in functions]
@@ -113,13 +123,15 @@ def build(
     beside = [file for file, external in weights.items() if external]
     actions += [_describe(paths, file) for file in beside]
     actions.append(_bundle(paths, plan, exports, executables, weights))
+    if jax_cache:
+        actions += _jax_cache(paths, plan, exports, executables, roots)
     read = [paths.source(file) for file in weights]
     read += [
         paths.source(artifact["spec"]["golden"]["inputs"])
         for artifact in exports
         if artifact["spec"]["golden"].get("inputs")
     ]
-    return Build(actions, written, paths.made(f"{paths.name}.aot"), beside, read)
+    return Build(actions, written, paths.made(f"{paths.name}.aot"), paths.jax_cache, beside, read)
 
 
 def modules_of(spec: Mapping[str, Any]) -> list[str]:
@@ -153,7 +165,7 @@ def _imports(
     for export in exports:
         words += ["--function", paths.looked(export["name"]), ",".join(modules_of(export["spec"]))]
     looked = [paths.looked(export["name"]) for export in exports]
-    return Action(f"{paths.name}.imports", "action imports", words, [paths.names, *sources], looked)
+    return Action(f"{paths.name}.imports", "action imports", words, [paths.names, *sources], looked, in_worker=False)
 
 
 def _model(
@@ -264,6 +276,40 @@ def _bundle(
             inputs.append(_described(paths, file) if wanted else paths.source(file))
             words += [option, f"{file}={inputs[-1]}"]
     return Action(paths.name, "action bundle", words, inputs, [output])
+
+
+def _jax_cache(
+    paths: Paths,
+    plan: Mapping[str, Any],
+    exports: Sequence[Mapping[str, Any]],
+    executables: Sequence[Mapping[str, Any]],
+    roots: Sequence[str],
+) -> Iterator[Action]:
+    """Yield the actions of JAX's compilation cache, the last of which makes the folder."""
+    folder = paths.jax_cache.removesuffix(".tar")
+    specs = {artifact["name"]: artifact["spec"] for artifact in (*exports, *executables)}
+    of = {executable["name"]: executable["export"] for executable in executables}
+    entries: list[str] = []
+    for name, ways in plan["jax_cache"]["executables"].items():
+        if name not in of:  # not asked for
+            continue
+        stem, spec, target = f"{folder}.parts/{name}", f"{paths.made(name)}.spec.json", specs[name]["target"]
+        key, executable, entry = (f"{stem}.{suffix}" for suffix in ("key", "xla", "json"))
+        inputs = [f"{paths.made(of[name])}.spec.json", spec]
+        words = ["--output", key, "--executable", spec, "--spec", inputs[0]]
+        for way in ways:
+            words += ["--committed", ",".join(map(str, way)) or "none"]
+        plugins = specs[of[name]]["plugins"]
+        yield _model(paths, name, "action jax-key", [*words, *roots], inputs, [key], of[name], plugins)
+        words = [f"--label={name}", "--spec", spec, "--key", key, "--output", executable, "--entry", entry]
+        for machine in plan["jax_cache"]["machines"].get(target["name"], ()):
+            words += ["--machine", machine]
+        yield Action(name, "action jax-compile", words, [spec, key], [executable, entry], platform=target["platform"])
+        entries += ["--entry", ":".join([name, entry, executable])]
+    inputs = [path for word in entries[1::2] for path in word.split(":")[1:]]
+    words = [f"--manifest={exports[0]['spec']['manifest']}", "--output", folder, "--layer", paths.jax_cache, *entries]
+    name = f"{paths.name}.jax_cache"
+    yield Action(name, "action jax-cache", words, inputs, [paths.jax_cache], in_worker=False)
 
 
 def _flat(options: Mapping[str, str]) -> list[str]:

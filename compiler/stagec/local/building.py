@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagec.core.data import writing
 from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, nearest
 from stagec.core.messages.progress import Progress
 from stagec.local import actions, environment
 from stagec.local.actions import Paths
 from stagec.local.environment import Workspace
+from stagec.local.pool import Pool
 from stagec.local.running import Outcome, Runner
-from stagec.local.store import Digests, Store, default_folder
+from stagec.local.store import Digests, Store, default_folder, state
 
 if TYPE_CHECKING:
     from stagec.loader.bundle import Bundle
@@ -35,6 +41,7 @@ class Wanted:
     manifest: its path. root: the workspace; None: the nearest folder above the manifest with one of `MARKS`, else this
     one. import_roots: more folders below which modules are found, relative to it. data: files and folders that tracing
     reads, besides sources. functions, targets: those to build; none: all. plugins: platform -> folder of packages.
+    jax_cache: whether to build JAX's compilation cache too.
     """
 
     manifest: str
@@ -44,6 +51,7 @@ class Wanted:
     functions: Sequence[str] = ()
     targets: Sequence[str] = ()
     plugins: Mapping[str, str] = field(default_factory=dict)
+    jax_cache: bool = False
 
 
 class Local:
@@ -52,31 +60,37 @@ class Local:
     build: the actions. runner: what does them. inputs: the files that the plan was made of.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        """Plan it. Raises StagecError with all that is wrong with the manifest, and with the request."""
-        self._store = Store(default_folder())
+    def __init__(self, wanted: Wanted, pool: Pool, runs: bool = True) -> None:
+        """Plan it. Raises StagecError with all that is wrong with the manifest, and with the request.
+
+        runs: whether it will be built: then a worker starts while a manifest is planned for the first time.
+        """
+        self._store, self._pool = pool.store, pool
         self.root = _root(wanted)
         manifest = os.path.relpath(os.path.realpath(wanted.manifest), self.root)
         self.folder = os.path.dirname(manifest)
-        digests = self._store.digests(hashlib.sha256(str(self.root).encode()).hexdigest())
+        name = hashlib.sha256(str(self.root).encode()).hexdigest()
+        digests = self._store.digests(name)
         import_roots = [".", *(os.path.relpath(self.root / folder, self.root) for folder in wanted.import_roots)]
         packages = environment.packages([str(self.root / folder) for folder in import_roots])
         facts = environment.facts(packages, digests)
-        self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest)
+        first = functools.partial(pool.expect, packages) if runs else None
+        self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest, first)
         _check(self.plan, wanted, manifest)
         paths = Paths(self.plan, self.folder)
         sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
-        self.build = actions.build(self.plan, self.folder, import_roots, sources, wanted.functions, wanted.targets)
-        workspace = Workspace(self.root, sources, packages, facts, wanted.plugins)
+        named = wanted.functions, wanted.targets, wanted.jax_cache
+        self.build = actions.build(self.plan, self.folder, import_roots, sources, *named)
+        workspace = Workspace(self.root, name, sources, packages, facts, wanted.plugins)
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
 
     def run(self, jobs: int | None = None, keep_going: bool = False) -> Outcome:
         """Do the actions that the store does not have, and show a line about them on a terminal."""
         with Progress("build") as progress:
-            return self.runner.run(jobs or min(_JOBS, len(os.sched_getaffinity(0))), keep_going, progress)
+            return self.runner.run(self._pool, jobs or min(_JOBS, len(os.sched_getaffinity(0))), keep_going, progress)
 
-    def write(self, output: str, artifacts: str | None = None) -> None:
-        """Write the bundle to a path, and the weights beside it; and all artifacts below a folder.
+    def write(self, output: str, artifacts: str | None = None, jax_cache: str | None = None) -> None:
+        """Write the bundle to a path, and the weights beside it; and all artifacts, and JAX's cache, below folders.
 
         Each file gets its name when it is whole; the bundle is the last. Raises StagecError.
         """
@@ -85,14 +99,23 @@ class Local:
         for path, (digest, _) in made.items() if artifacts else ():
             if path not in self.build.written:
                 self._store.write(digest, f"{artifacts}/{path.removeprefix(start)}")
+        if jax_cache:
+            with tarfile.open(fileobj=io.BytesIO(self._store.read(made[self.build.jax_cache][0]))) as entries:
+                for entry in entries:
+                    content = entries.extractfile(entry)
+                    assert content
+                    writing.named(f"{jax_cache}/{os.path.basename(entry.name)}", [content.read()])
         for file in self.build.beside:
             _link(self.root / self.folder / file, Path(os.path.dirname(output) or ".", file))
         self._store.write(made[self.build.bundle][0], output)
 
+    def files(self) -> list[Path]:
+        """Return what the bundle depends on, sorted."""
+        return [self.root / path for path in sorted({*self.inputs, *self.runner.outcome.reads, *self.build.weights})]
+
     def depfile(self, output: str) -> str:
         """Return what the bundle depends on, as Make and Ninja read it. Paths are relative to this folder."""
-        files = {*self.inputs, *self.runner.outcome.reads, *self.build.weights}
-        words = [os.path.relpath(self.root / path) for path in sorted(files)]
+        words = [os.path.relpath(path) for path in self.files()]
         escaped = [
             word.replace("\\", "\\\\").replace(" ", "\\ ").replace("#", "\\#").replace("$", "$$") for word in words
         ]
@@ -135,13 +158,32 @@ def build(
     from stagec.loader.load import load
 
     folder = None if root is None else os.fspath(root)
-    local = Local(Wanted(os.fspath(manifest), folder, import_roots, data, functions, targets))
-    outcome = local.run(jobs)
+    with Pool(Store(default_folder())) as pool:
+        local = Local(Wanted(os.fspath(manifest), folder, import_roots, data, functions, targets), pool)
+        outcome = local.run(jobs)
     if outcome.failed:
         raise mistake("".join(outcome.failed).rstrip())
     path = f"{local.plan['bundle']['name']}.aot" if output is None else os.fspath(output)
     local.write(path)
     return load(path)
+
+
+def states(wanted: Wanted, files: Iterable[str | Path] = ()) -> dict[str, tuple[int, ...]]:
+    """Return the states of what a build of a manifest may read: sources, manifests and targets, data, and `files`.
+
+    Those that are not there are left out.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    with contextlib.suppress(StagecError):  # the manifest, or data, is not there
+        root = _root(wanted)
+        below = [*environment.files_below(str(root), (".py", ".toml"))]
+        for name in wanted.data:
+            below += _files(root, name, name)
+        files = [*(root / name for name in below), *files]
+    for path in files:
+        with contextlib.suppress(OSError):
+            found[str(path)] = tuple(state(str(path)))
+    return found
 
 
 def _root(wanted: Wanted) -> Path:
@@ -165,14 +207,23 @@ def _root(wanted: Wanted) -> Path:
 
 
 def _plan(
-    store: Store, digests: Digests, facts: Mapping[str, str], root: Path, manifest: str
+    store: Store,
+    digests: Digests,
+    facts: Mapping[str, str],
+    root: Path,
+    manifest: str,
+    first: Callable[[], object] | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the plan of a manifest, which the store may have, and the files that it was made of.
 
     To import pydantic and to plan takes most of the time of a build in which nothing has changed.
+    first: is called if none of this manifest is kept.
     """
     key = hashlib.sha256(json.dumps(["plan", manifest, facts], sort_keys=True).encode()).hexdigest()
-    for made in store.find(key):
+    kept = store.find(key)
+    if not kept and first:
+        first()
+    for made in kept:
         try:
             same = all(digests.of(f"{root}/{path}") == digest for path, digest in made.reads.items())
         except OSError:
@@ -189,13 +240,16 @@ def _plan(
     with store.execution_root() as scratch:
         (scratch / "plan").write_text(planned)
         if not digests.changed([f"{root}/{file}" for file in before]):
-            store.keep(key, scratch, ["plan"], before, 0.0)
+            store.keep(key, scratch, ["plan"], before)
     return json.loads(planned), read
 
 
 def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
     """Raise StagecError for a request, or a manifest, that cannot be built so."""
     problems = []
+    if wanted.jax_cache and not plan["jax_cache"]["executables"]:
+        what, write = "it has nothing for JAX's compilation cache", "write jax_cache = true in it (docs/with-jax.md)"
+        problems.append(Problem(manifest, "jax_cache", what, write))
     known = {
         "function": (wanted.functions, {row["spec"]["name"] for row in plan["exports"]}),
         "target": (wanted.targets, {row["spec"]["target"]["name"] for row in plan["executables"]}),

@@ -26,12 +26,13 @@ _FLAGS = "-B", "-s", "-S"
 class Workspace:
     """What a build reads.
 
-    root: the workspace. sources: paths of files that models may import and read, relative to it.
-    packages: folders of packages, and facts about them. plugins: platform -> the folder with packages for compiling for
-    it.
+    root: the workspace. name: of it, in the store. sources: paths of files that models may import and read, relative to
+    root. packages: folders of packages, and facts about them. plugins: platform -> the folder with packages for
+    compiling for it.
     """
 
     root: Path
+    name: str
     sources: Sequence[str]
     packages: Sequence[str]
     facts: Mapping[str, str]

@@ -23,8 +23,17 @@ if TYPE_CHECKING:
 
     from stagec.local.pool import Done, Pool
 
-_FORMAT = 1
-"""Of keys. 1: the first one."""
+_FORMAT = 2
+"""Of keys. 2: each thing has a name."""
+_KNOWN = {
+    "=abi": "the ABI of Python",
+    "=libraries": "LD_LIBRARY_PATH",
+    "=packages": "the installed packages, or stagec",
+    "=plugin": "the packages of the plugin",
+    "=python": "the release of Python",
+    "=words": "the command line of the action",
+}
+"""What is in keys besides files, as people call it."""
 
 
 @dataclass
@@ -32,13 +41,13 @@ class Outcome:
     """What a build did.
 
     made: the digest of each file that is made, by path. reads: the sources that were read. ran: names of actions that
-    ran, with their commands. kept: the number of those that the store had. failed: status and output of those that
-    failed, each output once. said: what others printed.
+    ran, with their commands, and why. kept: the number of those that the store had. failed: status and output of those
+    that failed, each output once. said: what others printed.
     """
 
     made: dict[str, tuple[str, int]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
-    ran: list[tuple[str, str]] = field(default_factory=list)
+    ran: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     kept: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     said: dict[str, None] = field(default_factory=dict)
@@ -54,6 +63,10 @@ class Runner:
             platform: {**workspace.facts, "plugin": facts([plugin], digests)["packages"]}
             for platform, plugin in workspace.plugins.items()
         }
+        self._missing = set[str]()
+        self._keys = dict[str, str]()
+        self._name = workspace.name
+        self._last = store.last(self._name)
         self.outcome = Outcome()
         self.outcome.made = {
             path: (hashlib.sha256(text.encode()).hexdigest(), len(text.encode()))
@@ -68,60 +81,103 @@ class Runner:
             elif not self._find(action):
                 yield action, True
 
-    def run(self, jobs: int, keep_going: bool, progress: Progress) -> Outcome:
+    def run(self, pool: Pool, jobs: int, keep_going: bool, progress: Progress) -> Outcome:
         """Do them, `jobs` at a time. keep_going: whether to go on with what needs nothing that failed."""
         waiting = list(self._build.actions)
-        if action := self._next(waiting):
-            self._run([action, *waiting], jobs, keep_going, progress)
+        if any(self._ready(waiting)):
+            self._run(waiting, pool, jobs, keep_going, progress)
         self._digests.save()
+        self._store.remember(self._name, self._keys)
         return self.outcome
 
-    def _run(self, waiting: list[Action], jobs: int, keep_going: bool, progress: Progress) -> None:
+    def why(self, action: Action) -> list[str]:
+        """Return what has changed since the last build of this workspace made what an action makes.
+
+        Those are files, and other things that are in keys. Its inputs must be there.
+        """
+        last = self._store.find(self._last.get(action.outputs[0], ""))
+        if not last:
+            return ["it was not built here before"]
+        now = self._given(action)
+        for path in last[0].reads:
+            with contextlib.suppress(KeyError, StagecError):
+                now[path] = self._digest(path)
+        before = {**last[0].given, **last[0].reads}
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        return [self._known(name) for name in changed]
+
+    def _known(self, name: str) -> str:
+        """Return what people call something in a key."""
+        if name == self._paths.names:
+            return "files were added or removed"
+        if name in self._build.written:
+            return f"{os.path.basename(name).removesuffix('.spec.json')} in the manifest"
+        return _KNOWN.get(name, name.removeprefix(f"{OUT}/"))
+
+    def _run(self, waiting: list[Action], pool: Pool, jobs: int, keep_going: bool, progress: Progress) -> None:
         from concurrent import futures  # a build in which nothing has changed need not wait for it
 
-        from stagec.local.pool import Pool
-
         running: dict[futures.Future[Done], Action] = {}
-        pool = Pool(self._workspace)
-        with contextlib.ExitStack() as stack:
-            executor = stack.enter_context(futures.ThreadPoolExecutor(jobs))
-            stack.enter_context(pool)  # it is left first, so that no thread waits for an action
+        pool.begin(self._workspace, [self._workspace.facts, *self._facts.values()], self._build.written)
+        executor = futures.ThreadPoolExecutor(jobs)
+        try:
             while True:
                 goes_on = keep_going or not self.outcome.failed
-                while goes_on and len(running) < jobs and (action := self._next(waiting)):
-                    if pool.root is None:
-                        pool.root = self._fill(stack.enter_context(self._store.execution_root()))
-                    self._place(self._seen(action), pool.root)
-                    progress.total = len(self.outcome.ran) + len(running) + 1 + len(waiting)
-                    progress.step(self._line([*running.values(), action], len(waiting), jobs))
-                    running[executor.submit(pool.run, action, self._seen(action))] = action
+                for _ in range(jobs - len(running) if goes_on else 0):
+                    if action := self._next(waiting, pool, jobs):
+                        self._place(self._seen(action), pool.root)
+                        progress.total = len(self.outcome.ran) + len(running) + 1 + len(waiting)
+                        progress.step(self._line([*running.values(), action], len(waiting), jobs))
+                        client = pool.worker(self._workspace, action)
+                        words = self._workspace, action, self._seen(action), client
+                        running[executor.submit(pool.run, *words)] = action
+                    elif not pool.prepare(self._workspace, waiting):
+                        break
                 if not running:
                     break
-                if len(running) < jobs and goes_on:
-                    pool.prepare(waiting)
                 ended, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
                 for future in ended:
                     self._take(running.pop(future), future.result(), pool)
+        finally:
+            if running:  # no thread waits for an action
+                pool.close()
+            executor.shutdown()
 
-    def _next(self, waiting: list[Action]) -> Action | None:
-        """Take the first action whose inputs are there and whose outputs are not; note those whose outputs are kept."""
+    def _ready(self, waiting: list[Action]) -> Iterator[Action]:
+        """Yield the actions whose inputs are there and whose outputs are not; take out those whose outputs are kept."""
         for action in list(waiting):
             if self._is_ready(action):
-                waiting.remove(action)
-                if not self._find(action):
-                    return action
-                self.outcome.kept += 1
-        return None
+                if action.outputs[0] not in self._missing and self._find(action):
+                    waiting.remove(action)
+                    self.outcome.kept += 1
+                else:
+                    self._missing.add(action.outputs[0])
+                    yield action
+
+    def _next(self, waiting: list[Action], pool: Pool, jobs: int) -> Action | None:
+        """Take the next action to do: one that a worker is idle for, or else one that is worth a new worker."""
+        ready = list(self._ready(waiting))
+        chosen = next((action for action in ready if pool.is_idle(self._workspace, action)), None)
+        if chosen is None:
+            starts = (action for action in ready if pool.may_start(self._workspace, action, waiting, jobs))
+            chosen = next(starts, None)
+        if chosen:
+            waiting.remove(chosen)
+        return chosen
 
     def _is_ready(self, action: Action) -> bool:
-        return all(path in self.outcome.made for path in self._seen(action) if path.startswith(f"{OUT}/"))
+        needed = [*action.inputs, *self._names(action)]
+        return all(path in self.outcome.made for path in needed if path.startswith(f"{OUT}/"))
+
+    def _names(self, action: Action) -> list[str]:
+        """Return what an action that runs a model has besides sources: their names, and what its modules look for."""
+        if not action.runs_model:
+            return []
+        return [self._paths.names, action.arguments[action.arguments.index("--imports") + 1]]
 
     def _sources(self, action: Action) -> list[str]:
         """Return the files of which an action that runs a model says what it did not read."""
-        if not action.runs_model:
-            return []
-        looked = action.arguments[action.arguments.index("--imports") + 1]
-        return [*self._workspace.sources, self._paths.names, looked]
+        return [*self._workspace.sources, *self._names(action)] if action.runs_model else []
 
     def _seen(self, action: Action) -> list[str]:
         return [*action.inputs, *self._sources(action)]
@@ -133,35 +189,33 @@ class Runner:
         with blaming(path):
             return self._digests.of(f"{self._workspace.root}/{path}")
 
-    def _key(self, action: Action) -> str:
-        facts = dict(self._facts.get(action.platform, self._workspace.facts))
+    def _given(self, action: Action) -> dict[str, str]:
+        """Return what an action's key has: digests of inputs by their paths, and the rest by its name."""
+        facts = {f"={name}": fact for name, fact in self._facts.get(action.platform, self._workspace.facts).items()}
         if not action.runs_model:  # as rules/toolchain.bzl has it
-            del facts["python"]
+            del facts["=python"]
+        words = json.dumps([_FORMAT, action.command, action.arguments])
         inputs = {path: self._digest(path) for path in action.inputs}
-        text = json.dumps([_FORMAT, action.command, action.arguments, facts, inputs], sort_keys=True)
+        return {"=words": hashlib.sha256(words.encode()).hexdigest(), **facts, **inputs}
+
+    def _key(self, action: Action) -> str:
+        text = json.dumps(self._given(action), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _find(self, action: Action) -> bool:
         """Return whether the store has what an action would make; then note that as made."""
-        for made in self._store.find(self._key(action)):
+        key = self._key(action)
+        for made in self._store.find(key):
             with contextlib.suppress(OSError, KeyError, StagecError):  # a source that is not there any more
                 if all(self._digest(path) == digest for path, digest in made.reads.items()) and self._store.has(made):
-                    self._note(made)
+                    self._note(action, key, made)
                     return True
         return False
 
-    def _note(self, made: Made) -> None:
+    def _note(self, action: Action, key: str, made: Made) -> None:
+        self._keys[action.outputs[0]] = key
         self.outcome.made.update(made.outputs)
         self.outcome.reads.update(path for path in made.reads if not path.startswith(f"{OUT}/"))
-
-    def _fill(self, root: Path) -> Path:
-        """Let an execution root show the workspace, and have the files that are written for it; return it."""
-        for entry in os.listdir(self._workspace.root):
-            (root / entry).symlink_to(self._workspace.root / entry)
-        for name, text in self._build.written.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        return root
 
     def _place(self, inputs: Sequence[str], root: Path) -> None:
         for path in inputs:
@@ -178,9 +232,8 @@ class Runner:
 
     def _take(self, action: Action, done: Done, pool: Pool) -> None:
         """Take what an action made, or what it said of its failure."""
-        assert pool.root
         response, seconds = done
-        self.outcome.ran.append((action.command, action.name))
+        self.outcome.ran[action.command, action.name] = self.why(action)
         # A model ran: a link is not a file that the action wrote, whatever it leads to.
         missing = [
             path for path in action.outputs if (pool.root / path).is_symlink() or not (pool.root / path).is_file()
@@ -203,4 +256,5 @@ class Runner:
             return
         if output:
             self.outcome.said[output] = None
-        self._note(self._store.keep(self._key(action), pool.root, action.outputs, reads, seconds))
+        key = self._key(action)
+        self._note(action, key, self._store.keep(key, pool.root, action.outputs, reads, seconds, self._given(action)))

@@ -3,6 +3,7 @@
     blobs/AB/CDEF...       a file, by its SHA-256; nobody writes to it any more
     actions/KEY.json       what an action made; of one that reads sources, for each content of those that it read
     digests/ROOT.json      the digests of the files of a workspace, by their states
+    digests/ROOT.last.json the keys that its actions had last, for --explain
     builds/NAME            the execution root of a build that runs
 
 Each file gets its name when it is whole, so nothing is half-written after a kill or on a full disk. Two builds may have
@@ -36,11 +37,13 @@ class Made(NamedTuple):
     """What an action made once.
 
     reads: the digests of the sources that it read. outputs: digest and bytes, by path. seconds: how long that took.
+    given: what is in its key, by names of files and of other things.
     """
 
     reads: Mapping[str, str]
     outputs: Mapping[str, tuple[str, int]]
     seconds: float
+    given: Mapping[str, str]
 
 
 def default_folder() -> Path:
@@ -72,7 +75,8 @@ class Store:
         except (OSError, ValueError):
             return []
         return [
-            Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, s) for reads, outputs, s in entries
+            Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, seconds, given)
+            for reads, outputs, seconds, given in entries
         ]
 
     def has(self, made: Made) -> bool:
@@ -96,7 +100,15 @@ class Store:
         with contextlib.suppress(FileExistsError):
             path.symlink_to(self._blob(digest))
 
-    def keep(self, key: str, root: Path, outputs: Sequence[str], reads: Mapping[str, str], seconds: float) -> Made:
+    def keep(
+        self,
+        key: str,
+        root: Path,
+        outputs: Sequence[str],
+        reads: Mapping[str, str],
+        seconds: float = 0.0,
+        given: Mapping[str, str] | None = None,
+    ) -> Made:
         """Take the outputs of an action that are there, and remember them. Raises StagecError: a full disk."""
         taken: dict[str, tuple[str, int]] = {}
         with _blaming(self.folder):
@@ -116,7 +128,7 @@ class Store:
                     path.rename(blob)
                 self.place(digest, path)
                 taken[name] = digest, size
-            made = Made(reads, taken, seconds)
+            made = Made(reads, taken, seconds, given or {})
             others = [other for other in self.find(key) if other.reads != reads]
             self._write(f"actions/{key}.json", [tuple(entry) for entry in [made, *others][:_KEPT]])
         return made
@@ -194,6 +206,19 @@ class Store:
         """Return the digests that are remembered of the files of a workspace or an environment."""
         return Digests(self, f"digests/{name}.json")
 
+    def last(self, name: str) -> dict[str, str]:
+        """Return the keys that actions of a workspace had in the last build, by what they make."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.folder / "digests" / f"{name}.last.json").read_bytes())
+        return {}
+
+    def remember(self, name: str, keys: Mapping[str, str]) -> None:
+        """Remember those keys, and those of other actions."""
+        known = self.last(name)
+        if not keys.items() <= known.items():
+            with contextlib.suppress(OSError):
+                self._write(f"digests/{name}.last.json", {**known, **keys})
+
     def _blob(self, digest: str) -> Path:
         return self.folder / "blobs" / digest[:2] / digest[2:]
 
@@ -214,9 +239,9 @@ class Digests:
     def of(self, path: str) -> str:
         """Return the digest of a file; the same one each time. Raises OSError."""
         if path not in self._taken:
-            state = _state(path)
+            now = state(path)
             before, digest = self._known.get(path, ([], ""))
-            self._taken[path] = state, digest if before == state else digest_of(path)
+            self._taken[path] = now, digest if before == now else digest_of(path)
         return self._taken[path][1]
 
     def changed(self, paths: Sequence[str]) -> list[str]:
@@ -224,7 +249,7 @@ class Digests:
         changed = []
         for path in paths:
             try:
-                same = path not in self._taken or _state(path) == self._taken[path][0]
+                same = path not in self._taken or state(path) == self._taken[path][0]
             except OSError:
                 same = False
             if not same:
@@ -246,7 +271,8 @@ def digest_of(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _state(path: str) -> list[int]:
+def state(path: str) -> list[int]:
+    """Return what is another thing after a file was changed: of which file it is, its size and its times."""
     status = os.stat(path)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
