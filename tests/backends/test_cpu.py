@@ -14,8 +14,11 @@ import pytest
 
 from stagec.backends.cpu import compiler as cpu
 from stagec.core.builds import naming
+from stagec.hardware import x86
 from stagec.manifest.cpu import Isa
+from stagec.pjrt import compatibility, host
 from tests.building import action_environment, stagec
+from tests.patches.test_machine_code import run
 
 FUNCTIONS = ("loop", "factorize", "draw", "mlp")
 
@@ -144,6 +147,65 @@ def test_hardware_that_is_not_here(zoo: Path, tmp_path: Path) -> None:
     assert (status, stderr) == (0, "")
     assert cpu.stored_cpu_name(xla.read_bytes()) == "graniterapids"
     assert "amx_fp16" in json.loads(description.read_text())["target"]["requires"]
+
+
+AS_IT_IS = """
+import dataclasses
+def refuse(*_): raise AssertionError("code is changed")
+machine_code.patched = refuse
+known_builds.rows = list
+def as_it_is(isa):
+    target = CpuTarget("t", isa, 2, {}, examined="none")
+    os.environ.update(cpu.environment(target))
+    with mlir.make_context():
+        return cpu.compile_module(ir.Module.parse(TEXT), target)
+"""
+
+
+def test_none_takes_a_build_that_nobody_knows() -> None:
+    found = run(f"""{AS_IT_IS}
+from stagec.pjrt import clients
+import numpy as np
+from stagec.pjrt.executable import Executable
+made = as_it_is("AVX2")
+x = np.arange(64, dtype=np.uint8)
+spec = (x.shape, x.dtype)
+loaded = Executable.load(made.executable, [spec], [spec], [], clients.devices())
+(y,) = loaded.run([loaded.put(0, x)])
+print(json.dumps([made.hardware.device_kind, y.numpy().tolist()]))
+""")
+    assert found == ["haswell", [number << 3 & 255 for number in range(64)]]
+
+
+def test_none_refuses_a_build_with_other_messages() -> None:
+    found = run(f"""{AS_IT_IS}
+other = {{**known_builds.JAXLIB.messages, "xla.cpu.CompilationResultProto": {{"object_files": (9,)}}}}
+known_builds.LIBRARIES = {{cpu._LIBRARY: dataclasses.replace(known_builds.JAXLIB, messages=other)}}
+try: as_it_is("AVX2")
+except cpu.CannotCompile as error: print(json.dumps([error.key, str(error), error.write]))
+""")
+    assert found == [
+        "",
+        f"this build of libjax_common.so, of jaxlib {compatibility.version()}, writes other messages than those that "
+        "are known",
+        "xla.cpu.CompilationResultProto has object_files at (8,), not at (9,)",
+    ]
+
+
+LACKING = [name for name, isa in x86.ISA.items() if host.cpu_refusal(isa.requires, host.cpu_flags())]
+
+
+@pytest.mark.skipif(not LACKING, reason="this machine's CPU has all instruction sets")
+def test_none_refuses_the_cpu_of_another_machine() -> None:
+    isa = LACKING[0]
+    found = run(f"""{AS_IT_IS}
+try: as_it_is("{isa}")
+except cpu.CannotCompile as error: print(json.dumps([error.key, str(error), error.write]))
+""")
+    missing = ", ".join(sorted({*x86.ISA[isa].requires} - host.cpu_flags()))
+    what = f'examined = "none" cannot build for {isa} here: this machine\'s CPU has no {missing}'
+    write = 'build it on a machine with the target\'s CPU, or take examined = "none" out of [manifest]'
+    assert found == ["isa", what, write]
 
 
 def test_the_manifest_knows_the_same_instruction_sets() -> None:

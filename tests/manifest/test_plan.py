@@ -117,8 +117,9 @@ def test_a_plan(tmp_path: Path) -> None:
         "isa": "SSE4_2",
         "parallelism": 2,
         "compiler_options": {"xla_cpu_enable_fast_math": False},
+        "examined": "project",
     }
-    new = {"name": "new", "platform": "cpu", "isa": "AVX2", "parallelism": 8, "compiler_options": {}}
+    new = {**old, "name": "new", "isa": "AVX2", "parallelism": 8, "compiler_options": {}}
     same = {
         "manifest": "m.toml",
         "constraints": [],
@@ -903,6 +904,21 @@ platforms = ["cpu"]
     }
 
 
+def test_what_nobody_examined(tmp_path: Path) -> None:
+    """One word holds for all targets, and for what models compute."""
+    none = MANIFEST.replace("[manifest]\n", '[manifest]\nexamined = "none"\n')
+    planned, usual = plan_of(none, tmp_path), plan_of(MANIFEST, tmp_path)
+    assert {row.spec.target.examined for row in planned.executables} == {"none"}
+    assert {row.spec.computed_on["examined"] for row in planned.exports} == {"none"}
+    assert {row.spec.target.examined for row in usual.executables} == {"project"}
+    assert not any("examined" in row.spec.computed_on for row in usual.exports)
+    with pytest.raises(StagecError) as caught:
+        plan_of(MANIFEST.replace("[manifest]\n", '[manifest]\nexamined = "nobody"\n'), tmp_path)
+    assert str(caught.value).startswith("m.toml: manifest.examined: ")
+    assert '"project"' in str(caught.value)
+    assert '"none"' in str(caught.value)
+
+
 CACHED = """
 [manifest]
 name = "m"
@@ -982,8 +998,15 @@ def test_the_compilation_cache_of_jax(tmp_path: Path) -> None:
             "m.toml: functions.g.jax_cache: mi300x is for AMD devices, and stagec does not know what JAX has in its "
             "keys there\n  write jax_cache = false for this function, or name the target in another manifest",
         ),
+        (
+            "jax_cache = true\njax_cache_machines",
+            'jax_cache = true\nexamined = "none"\njax_cache_machines',
+            'm.toml: functions.f.jax_cache: with examined = "none" executables need the CPU of the machine that '
+            "builds, which no key of JAX's has\n"
+            "  write jax_cache = false, or take examined out of [manifest]",
+        ),
     ],
-    ids=["file", "targets", "machines", "argument", "architecture", "vendor"],
+    ids=["file", "targets", "machines", "argument", "architecture", "vendor", "examined"],
 )
 def test_a_cache_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(StagecError) as caught:

@@ -98,7 +98,12 @@ def test_a_build_that_is_not_known(tmp_path: Path) -> None:
     version = compatibility.version()
     assert key == ""
     assert what == (f"this build of libjax_common.so, of jaxlib {version}, is not known: build-id {here.build_id}")
-    known, add = write.splitlines()
+    known, *works, add = write.splitlines()
+    assert works == [
+        "its code and its messages are as in those that are known",
+        'it loads what it has compiled itself; with examined = "none" in [manifest], it exports and compiles, without '
+        "a change of its code",
+    ]
     tag = known_builds.python_tag()
     others = [row.version for row in ROWS if row.python == tag and row.architecture == here.architecture]
     others.remove(version)
@@ -195,6 +200,26 @@ def test_a_library_that_detects_the_host_twice(tmp_path: Path) -> None:
         library.seek(end - len(questions))
         library.write(questions)
     with pytest.raises(machine_code.PatchError, match=r": LLVM detects the host in 2 places, not in one$"):
+        known_builds.examined(path)
+    assert known_builds.UnknownBuild("it is not known", "known: none", path).write.splitlines() == [
+        "known: none",
+        "libjax_common.so is not as those that are known: LLVM detects the host in 2 places, not in one",
+        'it loads what it has compiled itself; with examined = "none" in [manifest], it exports and compiles, without '
+        "a change of its code",
+    ]
+
+
+def test_a_library_whose_sites_are_others(tmp_path: Path) -> None:
+    """As one that another compiler has made: each place has another instruction, and none is found."""
+    path = Path(shutil.copy(probe.library("cpu"), tmp_path))
+    with machine_code.mapped(path) as code:
+        places = [address - code.start for address in hash_seeds.sites(code)]
+    with path.open("r+b") as library:
+        for place in places:
+            library.seek(place)
+            library.write(b"\x90")
+    hash_seeds.sites.cache_clear()
+    with pytest.raises(machine_code.PatchError, match=r" is not as those that are known: no site of hash_seeds$"):
         known_builds.examined(path)
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from stagec.audit.reproducibility import first_difference
+from stagec.hardware import x86
 from stagec.patches import another_cpu
+from stagec.pjrt import host
 from tests.building import build, checked, stagec
-from tests.reproducibility.conftest import MODEL, write
+from tests.reproducibility.conftest import MANIFEST, MODEL, write
 
 EXPORTS = ("f", "bits")
 EXECUTABLES = {"f.cpu.batch3": "f", "bits.cpu": "bits"}
@@ -152,3 +154,28 @@ def test_what_follows_the_cpu_is_found_and_named(small: Path, tmp_path: Path) ->
     assert f"\n    the constant tensor<f32>, of pkg/model.py:{line}, was computed to other numbers\n" in done.stdout
     assert done.stdout.startswith("m.f.exported: the built artifact and the second build here differ; ")
     assert done.stdout.count("was computed to other numbers\n    they follow the CPU: ") == 1
+
+
+def test_what_nobody_promised_is_said(tmp_path: Path) -> None:
+    """XLA runs as it is, with its own option for the instruction set: the executable needs what this machine has."""
+    model = "import os\n\n" + MODEL.replace("** power", "** power + jnp.float32(os.getpid())")
+    manifest = MANIFEST.replace("[manifest]\n", '[manifest]\nexamined = "none"\n')
+    root, out = write(tmp_path / "source", model, manifest), tmp_path / "out"
+    out.mkdir()
+    bundle = build("m.toml", out, root)
+    said = 'examined = "none": XLA ran as it is; another machine, or another run, may make other bytes'
+    description = out / "m.bits.cpu.json"
+    target = json.loads(description.read_text())["target"]
+    assert (target["name"], target["isa"], target["examined"]) == ("cpu", "AVX2", "none")
+    assert {*x86.ISA["AVX2"].requires} <= {*target["requires"]} <= host.cpu_flags()
+    assert not any(flag.startswith(("avx512", "amx")) for flag in target["requires"])
+    assert f"  unpromised {said}\n" in checked("inspect", description)
+    assert f"  target cpu: cpu AVX2\n    {said}\n" in checked("inspect", bundle)
+    done = reproduce(out, root, executables=["bits.cpu"])
+    assert done.stderr == ""
+    *_, promised, last = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert promised == '    nobody promised the same: examined = "none"'
+    assert last.startswith("3 artifacts built twice again, 0 differences of what is promised, ")
+    assert last.endswith('of what examined = "none" built')
+    assert "m.f.exported: the built artifact and the first build here differ" in done.stdout

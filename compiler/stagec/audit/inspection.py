@@ -167,6 +167,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
         lines.append(f"  weights beside the bundle: {name}: {what}")
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {measurements.hardware(target)}")
+        lines += [f"    {line}" for line in measurements.unpromised(target)]
     several = index.jaxlibs(report)
     if len(several) > 1:
         lines += [f"  jaxlib {release}: {count} executables" for release, count in several.items()]
@@ -251,6 +252,7 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
         *_kernel_lines(report),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+        *(f"  unpromised {line}" for line in measurements.unpromised(target)),
         *(f"  defect     {line}" for line in measurements.avoided(report["avoided"])),
     ]
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from stagec.building.inventory import Inventory
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.index import jaxlibs
+from stagec.core.builds.specs import NOT_EXAMINED
 from stagec.core.data import reading
 from stagec.core.messages.errors import blaming
 
@@ -50,6 +51,13 @@ def hardware(target: Mapping[str, Any]) -> str:
     """Return a short form of a target from an index or a description, for a person."""
     shown = (target.get(key) for key in ("architecture", "isa", "core", "device", "topology"))
     return " ".join(map(str, filter(None, [target["platform"], *shown])))
+
+
+def unpromised(target: Mapping[str, Any]) -> list[str]:
+    """Return a line if nobody promises that the bytes for a target of an index or a description can be made again."""
+    if target.get("examined") != NOT_EXAMINED:
+        return []
+    return ['examined = "none": XLA ran as it is; another machine, or another run, may make other bytes']
 
 
 def avoided(defects: Mapping[str, str]) -> list[str]:

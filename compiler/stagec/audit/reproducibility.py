@@ -126,8 +126,10 @@ def reproduce(
     progress: Progress | None = None,
     retrace: bool = True,
     entries: Sequence[CacheEntry] = (),
-) -> tuple[list[str], int]:
-    """Build every artifact twice; return (the differences by artifact; the number of compared artifacts).
+) -> tuple[list[str], list[str], int]:
+    """Build every artifact twice; return (differences by artifact; those that may be; number of compared artifacts).
+
+    Those may be that `examined = "none"` built: nobody promises their bytes.
 
     roots: import roots. plugins: platform -> folder of packages. Compiling for the platform may import them, and so may
     tracing a function whose spec names it. No other trace may see them, because JAX imports the plugins that it finds.
@@ -139,6 +141,7 @@ def reproduce(
     traced = exports if retrace else ()
     command = [sys.executable, "-B", "-s", "-S", str(actions.ENTRY)]
     differences: list[str] = []
+    unpromised: list[str] = []
     with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
         outs = []
         for how in VARIATIONS:
@@ -181,19 +184,21 @@ def reproduce(
             different = _compare([artifact.exported, *(out / name for out in outs)])
             if different:
                 different[0] += "".join(f"\n    {line}" for line in _constants(artifact, outs))
+            how_traced = specs.function_spec(artifact.spec.read_text()).computed_on.get("examined")
+            found = unpromised if how_traced == specs.NOT_EXAMINED else differences
             # The description has the digest of the other file.
-            differences += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
+            found += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
             if artifact.lowered:
-                differences += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
+                found += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
         for executable in executables:
-            differences += _compare(
-                [executable.executable, *(out / f"{executable.name}.xla" for out in outs)], _platform(executable)
-            )
-            differences += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
+            found = unpromised if _target(executable).examined == specs.NOT_EXAMINED else differences
+            built_again = [out / f"{executable.name}.xla" for out in outs]
+            found += _compare([executable.executable, *built_again], _platform(executable))
+            found += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
         for entry in entries:
-            built_again = [out / f"{entry.name}.xla" for out in outs]
-            differences += _compare([entry.executable, *built_again], _platform(entry))
-    return differences, len(traced) + len(executables) + len(entries)
+            found = unpromised if _target(entry).examined == specs.NOT_EXAMINED else differences
+            found += _compare([entry.executable, *(out / f"{entry.name}.xla" for out in outs)], _platform(entry))
+    return differences, unpromised, len(traced) + len(executables) + len(entries)
 
 
 def _is_unlike(artifact: Export, outs: Sequence[Path]) -> bool:
@@ -297,7 +302,11 @@ def _diff(first: list[str], second: list[str], left: bytes, right: bytes) -> lis
 
 
 def _platform(executable: Executable | CacheEntry) -> str:
-    return specs.executable_spec(executable.spec.read_text()).target.platform
+    return _target(executable).platform
+
+
+def _target(executable: Executable | CacheEntry) -> specs.TargetSpec:
+    return specs.executable_spec(executable.spec.read_text()).target
 
 
 def _copy_roots(roots: Sequence[str], folder: Path) -> list[str]:

@@ -59,6 +59,7 @@ class CompiledModule:
     optimized: jaxlib's HloModule of `hlo`, with those elements; None if nobody needs it.
     kernels: the facts about each kernel (`backends.gpu.kernels`); empty for other platforms.
     avoided: known defects of XLA that the program would have: issue -> the option that avoids it.
+    hardware: what it was compiled for, if that is the machine as it is; None: the target's.
     """
 
     executable: bytes
@@ -71,6 +72,7 @@ class CompiledModule:
     optimized: Any = None
     kernels: Sequence[Mapping[str, Any]] = ()
     avoided: Mapping[str, str] = field(default_factory=dict)
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True)

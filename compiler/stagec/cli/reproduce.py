@@ -37,7 +37,7 @@ def run(options: Options) -> Answer:
     plugins = {platform: Path(folder).absolute() for platform, folder in map(pair, options.plugin)}
     retrace = not options.executables_only
     with Progress("reproduce", 2 * (len(exports) * retrace + len(executables) + len(entries))) as progress:
-        differences, count = reproduce(
+        differences, unpromised, count = reproduce(
             exports,
             executables,
             options.import_root,
@@ -46,9 +46,16 @@ def run(options: Options) -> Answer:
             retrace=retrace,
             entries=entries,
         )
-    lines = [*differences, f"{count} artifacts built twice again, {len(differences)} differences"]
+    lines = [*differences, *(f'{line}\n    nobody promised the same: examined = "none"' for line in unpromised)]
+    lines.append(f"{count} artifacts built twice again, {len(differences)} differences")
+    lines[-1] += f' of what is promised, {len(unpromised)} of what examined = "none" built' if unpromised else ""
     another = eager.can_be_another_machine()
     if retrace and not another:
         lines.append("this machine can show a build no other CPU: what follows the CPU was not looked for")
-    answer = {"artifacts": count, "differences": differences, "another_cpu": retrace and another}
+    answer = {
+        "artifacts": count,
+        "differences": differences,
+        "unpromised": unpromised,
+        "another_cpu": retrace and another,
+    }
     return Answer(answer, "\n".join([*lines, ""]), 1 if differences else 0)

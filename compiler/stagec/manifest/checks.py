@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from stagec.core.builds import frontends, naming
 from stagec.core.builds.platforms import GPUS
-from stagec.core.builds.specs import Aarch64Target, TargetSpec
+from stagec.core.builds.specs import NOT_EXAMINED, Aarch64Target, TargetSpec
 from stagec.core.messages.errors import Problem, nearest, show
 from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
 from stagec.core.sizes.bounds import contradiction
@@ -224,6 +224,9 @@ def _jax_cache(case: _Case) -> _Faults:
             what = f"{name} is for aarch64, and stagec knows the keys of JAX's compilation cache for x86-64 alone"
             write = "write jax_cache = false for this function, or name the target in another manifest"
             yield _Fault(where, what, write)
+    if case.manifest.header.examined == NOT_EXAMINED and case.manifest.has_jax_cache(function):
+        what = 'with examined = "none" executables need the CPU of the machine that builds, which no key of JAX\'s has'
+        yield _Fault(where, what, "write jax_cache = false, or take examined out of [manifest]")
 
 
 def _committed(case: _Case) -> _Faults:

@@ -7,7 +7,7 @@ tables are checked. pydantic's own messages never reach the user.
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -124,6 +124,7 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     problems += [*unfit, *_references(data, file)]
     if problems or document is None:
         raise StagecError(*problems)
+    targets = {name: replace(target, examined=document.manifest.examined) for name, target in targets.items()}
     releases = {
         name: getattr(document.targets.get(name), "jaxlib", None) or document.manifest.jaxlib for name in targets
     }

@@ -28,7 +28,19 @@ Paths = Mapping[str, tuple[int, ...]]
 
 
 class UnknownBuild(PatchError):
-    """stagec does not know this build of a library; the message names it, and `write` names the known ones."""
+    """stagec does not know this build of a library; the message names it, and `write` names the known ones.
+
+    file: of the library, if `write` is to say what is other in it, and what works.
+    """
+
+    def __init__(self, what: str, write: str, file: Path | None = None) -> None:
+        super().__init__(what, write)
+        self._file = file
+
+    @property
+    def write(self) -> str:
+        """The advice. It reads the whole library, in seconds."""
+        return super().write if self._file is None else "\n".join([super().write, *_what_works(self._file)])
 
 
 @dataclass(frozen=True)
@@ -232,7 +244,8 @@ def known(code: Code, wanted: str = "") -> Build:
         versions = dict.fromkeys(
             build.version for build in fit if f"{build.version}.".startswith(f"{wanted}." * bool(wanted))
         )
-        raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", _write(code, list(versions)))
+        what = f"{_told(code)} is not known: build-id {build_id}"
+        raise UnknownBuild(what, _write(code, list(versions)), code.path)
     for change in LIBRARIES[code.library].sites[code.architecture].keys() - _OF_MODELS:
         check_sites(code, build, change)
     return build
@@ -259,8 +272,32 @@ def _told(code: Code) -> str:
 def _write(code: Code, versions: Sequence[str]) -> str:
     package = LIBRARIES[code.library].package
     wheels = f"{package} {' or '.join(versions)}" if versions else f"none of {package}"
-    known = f"wheels for {code.architecture.replace('_', '-')} and {python_tag()} that are known: {wheels}"
-    return f"{known}\nto add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
+    return f"wheels for {code.architecture.replace('_', '-')} and {python_tag()} that are known: {wheels}"
+
+
+def _what_works(file: Path) -> Iterator[str]:
+    """Yield lines about a build without a row: what is not as in those that have one, and what it is good for."""
+    add, works = "", "exports and compiles, without a change of its code"
+    try:
+        examined(file)
+        yield "its code and its messages are as in those that are known"
+        add = "to add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
+    except PatchError as error:
+        yield f"{error}"
+        if _fields(file)[1]:
+            works = "exports, and compiles nothing"
+    yield f'it loads what it has compiled itself; with examined = "none" in [manifest], it {works}'
+    yield from filter(None, [add])
+
+
+@functools.cache
+def check_messages(code: Code) -> None:
+    """Raise UnknownBuild if a library whose code stays as it is has other messages than those that are known."""
+    build_id = code.build_id()
+    if not any(build.build_id == build_id for build in rows()):
+        _, others = _fields(code.path)
+        if others:
+            raise UnknownBuild(f"{_told(code)} writes other messages than those that are known", "; ".join(others))
 
 
 def python_tag() -> str:
@@ -282,11 +319,23 @@ def examined(path: Path) -> Build:
             raise PatchError(f"stagec changes no {path.name} for {code.architecture}")
         sites = {change: len(find(code)) for change, find in library.sites[code.architecture].items()}
         hosts = len(list(cpuid.hosts(code))) if "cpuid" in sites else 0
-    with elf.opened(path) as file:
-        build_id, messages = file.build_id, descriptors.read(file) if library.messages else {}
-    lacks, others = [], [f"no site of {change}" for change, number in sites.items() if not number]
+        build_id = code.build_id()
+    others = [f"no site of {change}" for change, number in sites.items() if not number]
     if hosts > 1:
         others.append(f"LLVM detects the host in {hosts} places, not in one")
+    lacks, more = _fields(path)
+    if others or more:
+        raise PatchError(f"{path.name} is not as those that are known: {'; '.join([*others, *more])}")
+    return Build(path.name, "", "", build_id, sites, lacks, architecture=code.architecture)
+
+
+def _fields(path: Path) -> tuple[list[str], list[str]]:
+    """Return the fields that a library's messages lack, and how its messages are not as those of the known builds."""
+    library = LIBRARIES[path.name]
+    with elf.opened(path) as file:
+        messages = descriptors.read(file) if library.messages else {}
+    lacks: list[str] = []
+    others: list[str] = []
     for root, paths in library.messages.items():
         for names, numbers in paths.items():
             # A library that has dropped a field is fine, if no other field has its number now: stagec looks for it in
@@ -299,9 +348,7 @@ def examined(path: Path) -> Build:
                 others.append(f"{root} has {names} at {present}, not at {numbers}")
         # A new kind of thunk that holds others would keep what varies in those: all such fields must be in the table.
         others += [f"{root} has another at {names}" for names in _own(messages, root) if names not in paths]
-    if others:
-        raise PatchError(f"{path.name} is not as those that are known: {'; '.join(others)}")
-    return Build(path.name, "", "", build_id, sites, lacks, architecture=code.architecture)
+    return lacks, others
 
 
 def _numbers(messages: descriptors.Messages, root: str, names: Sequence[str]) -> tuple[int, ...]:

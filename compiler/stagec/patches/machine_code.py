@@ -23,14 +23,16 @@ _FORBIDDEN = "this system does not let a process change its own code"
 
 
 class PatchError(OSError):
-    """A library's code is not as expected, or cannot be changed in this process; the message says why.
-
-    `write` is the advice; it may be empty.
-    """
+    """A library's code is not as expected, or cannot be changed in this process; the message says why."""
 
     def __init__(self, what: str, write: str = "") -> None:
         super().__init__(what)
-        self.write = write
+        self._write = write
+
+    @property
+    def write(self) -> str:
+        """The advice; it may be empty."""
+        return self._write
 
 
 @dataclass(frozen=True)

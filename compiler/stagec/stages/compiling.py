@@ -57,6 +57,7 @@ def compile_program(program: LoweredData, options: Mapping[str, CompilerOption],
     sizes = mesh.axis_sizes if mesh else (program.nr_devices,) if program.nr_devices > 1 else ()
     with phases.phase("compile"), mlir.context():
         module = backend.compile_module(ir.Module.parse(program.module), named, sizes)
+    hardware = module.hardware or hardware
     of_target = Target(
         name=named.name,
         platform=named.platform,

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
 from stagec.backends import compilation
-from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware
+from stagec.backends.compilation import CannotCompile, CompiledModule
 from stagec.backends.cpu import compiler as cpu, defects
 from stagec.bundle.description import Target
 from stagec.core.builds.compiler_options import described
 from stagec.core.builds.specs import CompilerOption
-from stagec.hardware import aarch64, x86
+from stagec.hardware import aarch64
 from stagec.pjrt import arrays, clients, host, turns
 from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.executable import Executable
@@ -31,25 +30,21 @@ def compile_for_host(program: LoweredData, options: Mapping[str, CompilerOption]
     loaded, avoided = _load(program, options, clients.devices("cpu", program.nr_devices))
     serialized = bytes(loaded.loaded.serialize())
     hlo = str(loaded.loaded.hlo_modules()[0].to_string())
-    features = cpu.stored_features(serialized)
     on_aarch64 = host.architecture() == aarch64.ARCHITECTURE
-    names: ModuleType = aarch64 if on_aarch64 else x86
     settings = {"architecture": aarch64.ARCHITECTURE} if on_aarch64 else {}
-    requires = tuple(flag for flag in sorted(host.cpu_flags()) if names.llvm_names([flag]) <= features)
-    # XLA stores preferences of the code generator as well, and calls them missing when the executable is loaded.
-    raw = cpu.canonicalize(serialized, names.BASELINE | names.llvm_names(requires))
+    raw, hardware = cpu.for_this_machine(serialized)
     target = Target(
         name="host",
         platform="cpu",
-        device_kind=cpu.stored_cpu_name(serialized),
-        requires=requires,
+        device_kind=hardware.device_kind,
+        requires=hardware.requires,
         compiler_options=dict(sorted(described(options).items())),
         settings={"isa": "", "parallelism": os.cpu_count() or 1, **settings},
     )
     properties = compilation.cost(loaded.loaded.cost_analysis()), compilation.memory(loaded.loaded)
     module = CompiledModule(raw, *properties, hlo, range(program.nr_devices), avoided=avoided)
     mesh = mesh_of(program)
-    description = describe(program, target, module, Hardware(target.device_kind), mesh)
+    description = describe(program, target, module, hardware, mesh)
     return Compiled(
         raw,
         description,

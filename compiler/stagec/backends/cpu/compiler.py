@@ -20,11 +20,12 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, compile_options, cost, memory, refusal
 from stagec.backends.cpu import defects
-from stagec.core.builds.specs import AnyCpuTarget, CompilerOption, CpuTarget
+from stagec.core.builds.specs import NOT_EXAMINED, AnyCpuTarget, CompilerOption, CpuTarget
 from stagec.core.data import wire
 from stagec.core.messages import phases
 from stagec.hardware import aarch64, x86
@@ -63,7 +64,11 @@ def environment(target: AnyCpuTarget) -> dict[str, str]:
     # XLA splits work by the size of its pool, so compiled bytes follow NPROC, else the cores that it sees. The variable
     # also sizes the pool of calls: so never in a process that runs a model. A user's XLA_FLAGS would be an input that
     # no key has.
-    return {"XLA_FLAGS": "", "NPROC": str(target.parallelism)}
+    # XLA reads it when it makes a client: as an option of a compilation, it changes nothing.
+    flags = ""
+    if isinstance(target, CpuTarget) and target.examined == NOT_EXAMINED:
+        flags = f"--xla_cpu_max_isa={target.isa}"
+    return {"XLA_FLAGS": flags, "NPROC": str(target.parallelism)}
 
 
 def _machine(target: AnyCpuTarget) -> x86.Isa | aarch64.Core:
@@ -83,8 +88,14 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
 
     jaxlib must be imported. It waits until no other thread compiles through stagec, and lets none begin. Compilations
     outside stagec, such as JAX's own, must not run meanwhile.
+    A target that says `examined = "none"` gets the machine as it is.
     Raises machine_code.PatchError if this build of jaxlib is not known, or this system does not allow it.
     """
+    if target.examined == NOT_EXAMINED:
+        known_builds.check_messages(machine_code.loaded(_LIBRARY))
+        with turns.for_this_machine():
+            yield
+        return
     # What LLVM sees is one for the process: a thread that compiles for this machine meanwhile would get the target's
     # code, and an illegal instruction where the target has more.
     with turns.for_another_machine():
@@ -127,7 +138,9 @@ def compile_module(
     if unsuitable:
         raise CannotCompile(unsuitable)
     _check_architecture(target)
+    _check_machine(target)
     key, named = ("isa", target.isa) if isinstance(target, CpuTarget) else ("core", target.core)
+    as_it_is = target.examined == NOT_EXAMINED
 
     def compiling(given: Mapping[str, CompilerOption]) -> Any:
         settings = compile_options(range(num_devices), given, options)
@@ -149,18 +162,21 @@ def compile_module(
     raw = executable.serialize()
     # Another build of LLVM may ask in a way that no patch answers. What it found is in the result, so look there: a
     # wrong target must end here, and not as an illegal instruction on a server.
-    other = _seen_instead(raw, seen)
+    other = _seen_instead(raw, seen, as_it_is)
     if other:
-        raise CannotCompile(f"this machine cannot build for {named}: XLA compiled for {other}", key)
+        write = _AS_IT_IS if as_it_is else ""
+        raise CannotCompile(f"this machine cannot build for {named}: XLA compiled for {other}", key, write)
+    canonical, found = for_this_machine(raw) if as_it_is else (canonicalize(raw, seen.features), None)
     optimized = executable.hlo_modules()[0]
     return CompiledModule(
-        executable=canonicalize(raw, seen.features),
+        executable=canonical,
         cost_analysis=cost(executable.cost_analysis()),
         memory_analysis=_memory(executable),
         hlo=optimized.to_string(),
         device_ids=range(num_devices),
         optimized=optimized,
         avoided=avoided,
+        hardware=found,
     )
 
 
@@ -171,6 +187,16 @@ def _memory(executable: _jax.LoadedExecutable) -> dict[str, int]:
     # Results that lie in the memory of donated arguments take none of their own.
     peak = sizes["argument_size_in_bytes"] + results + sizes["temp_size_in_bytes"]
     return sizes | {"peak_memory_in_bytes": peak}
+
+
+def for_this_machine(serialized: bytes) -> tuple[bytes, Hardware]:
+    """Return the canonical bytes of an executable that XLA compiled for this machine as it is, and its CPU."""
+    names: ModuleType = aarch64 if host.architecture() == aarch64.ARCHITECTURE else x86
+    features = stored_features(serialized)
+    requires = tuple(flag for flag in sorted(host.cpu_flags()) if names.llvm_names([flag]) <= features)
+    # XLA stores preferences of the code generator as well, and calls them missing when the executable is loaded.
+    canonical = canonicalize(serialized, names.BASELINE | names.llvm_names(requires))
+    return canonical, Hardware(stored_cpu_name(serialized), requires)
 
 
 @phases.phase("canonicalize")
@@ -249,9 +275,25 @@ def _check_architecture(target: AnyCpuTarget) -> None:
         raise CannotCompile(f"jaxlib for {here} makes no code for {wanted}", "architecture", write)
 
 
-def _seen_instead(serialized: bytes, wanted: x86.Isa | aarch64.Core) -> str:
-    """Name the CPU that XLA compiled for, if it differs from `wanted`; "" if not."""
+def _check_machine(target: AnyCpuTarget) -> None:
+    """Raise CannotCompile if a target that gets the machine as it is needs more than this machine has."""
+    missing = host.cpu_refusal(_machine(target).requires, host.cpu_flags())
+    if target.examined == NOT_EXAMINED and missing:
+        key, named = ("isa", target.isa) if isinstance(target, CpuTarget) else ("core", target.core)
+        raise CannotCompile(f'examined = "none" cannot build for {named} here: {missing}', key, _AS_IT_IS)
+
+
+_AS_IT_IS = 'build it on a machine with the target\'s CPU, or take examined = "none" out of [manifest]'
+
+
+def _seen_instead(serialized: bytes, wanted: x86.Isa | aarch64.Core, as_it_is: bool) -> str:
+    """Name the CPU that XLA compiled for, if it differs from `wanted`; "" if not.
+
+    as_it_is: for x86-64, whether it may have more than `wanted`: XLA's option hides newer vector instructions alone.
+    """
     name, features = stored_cpu_name(serialized), stored_features(serialized)
+    if as_it_is and isinstance(wanted, x86.Isa):
+        name, features = wanted.cpu_name, features & wanted.features
     # XLA adds hints, which are not features of a CPU.
     more = sorted(feature for feature in features - wanted.features if not feature.startswith("prefer-"))
     fewer = sorted(wanted.features - features)

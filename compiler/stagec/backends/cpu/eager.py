@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from stagec.backends.cpu import compiler
-from stagec.core.builds.specs import COMPUTED_ON, Aarch64Target, AnyCpuTarget, CpuTarget, FunctionSpec
+from stagec.core.builds.specs import COMPUTED_ON, NOT_EXAMINED, Aarch64Target, AnyCpuTarget, CpuTarget, FunctionSpec
 from stagec.hardware import aarch64, x86
 from stagec.patches import another_cpu, cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
 from stagec.pjrt import host
@@ -81,12 +81,16 @@ def _target(on: Mapping[str, object]) -> AnyCpuTarget:
 def computing(spec: FunctionSpec) -> Iterator[None]:
     """Show the CPU of `spec.computed_on` to XLA and to the libraries that compute beside it, inside a `with` statement.
 
-    `prepare_process` must have run. Nothing in this process may compile for a target meanwhile.
+    Where that says `"examined": "none"`, it is the machine's own. `prepare_process` must have run. Nothing in this
+    process may compile for a target meanwhile.
     Raises StagecError if this machine cannot run such code, or if this build of jaxlib is not known, or the system does
     not allow it.
     """
     from jaxlib import _jax  # noqa: F401  # it must be there
 
+    if spec.computed_on.get("examined") == NOT_EXAMINED:
+        yield
+        return
     target = _target(spec.computed_on)
     # All aarch64 machines have the core, and an emulator may show another machine's flags.
     requires = x86.ISA[target.isa].requires if isinstance(target, CpuTarget) else ()

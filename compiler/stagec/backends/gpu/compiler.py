@@ -156,7 +156,9 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
             Path(_AUTOTUNING).write_text(target.autotuning_results)
             given = {_COMPLETE: True, **given, "xla_gpu_load_autotune_results_from": _AUTOTUNING}
         try:
-            executable = plugins.compile_for(vendor.PLUGIN, devices, module, given, serialized=options)
+            executable = plugins.compile_for(
+                vendor.PLUGIN, devices, module, given, serialized=options, examined=target.examined
+            )
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
     optimized = executable.hlo_modules()[0]

@@ -120,7 +120,8 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], op
     plugins.check_count(count, topology.num_devices, str(topology))
     devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
     partitions = [devices[i] for i in tpu_mesh.order(devices, mesh)] if count > 1 else devices
-    executable = plugins.compile_for(PLUGIN, devices, module, target.compiler_options, partitions, options)
+    given = target.compiler_options
+    executable = plugins.compile_for(PLUGIN, devices, module, given, partitions, options, examined=target.examined)
     optimized = executable.hlo_modules()[0]
     program = optimized.to_string()
     return CompiledModule(

@@ -33,6 +33,11 @@ COMPUTED_ON: Mapping[str, str | int] = {"isa": "AVX2", "core": "generic", "paral
 Every machine must have it. jaxlib needs AVX, and with no more than that it cannot convert to bfloat16; on aarch64, all
 machines have the core. The parallelism is that of a target by default.
 """
+NOT_EXAMINED = "none"
+"""`examined` of a target, and of what a model computes: no compiler's code is changed, and results follow the machine.
+
+The other is "project": the code of builds that the project examined is changed.
+"""
 T = TypeVar("T")
 
 
@@ -72,7 +77,7 @@ class FunctionSpec:
     host_callbacks: "refuse" or "drop", for callbacks into Python without results; those with results are refused.
     frontend: the name of the one of `frontends.FRONTENDS` that exports the entry.
     computed_on: the CPU on which it computes while it is imported and traced: "isa", on aarch64 "core", and
-        "parallelism", as targets have them.
+        "parallelism", as targets have them. With "examined": "none" it is the machine's own.
     """
 
     name: str
@@ -140,6 +145,7 @@ class CpuTarget:
     isa: the instruction set that the code may use, by XLA's name.
     parallelism: the most partitions into which XLA may split an operation.
     compiler_options: XLA flags without their dashes, and the others that `core.builds.compiler_options` knows.
+    examined: whose examination of the compiler's build counts, as [manifest] has it; the same in all targets.
     """
 
     name: str
@@ -147,6 +153,7 @@ class CpuTarget:
     parallelism: int
     compiler_options: Mapping[str, CompilerOption]
     platform: Literal["cpu"] = "cpu"
+    examined: str = "project"
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -169,6 +176,7 @@ class Aarch64Target:
     compiler_options: Mapping[str, CompilerOption]
     architecture: Literal["aarch64"] = "aarch64"
     platform: Literal["cpu"] = "cpu"
+    examined: str = "project"
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -201,6 +209,7 @@ class TpuTarget:
     figures: Mapping[str, Any]
     compiler_options: Mapping[str, CompilerOption]
     platform: Literal["tpu"] = "tpu"
+    examined: str = "project"
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -231,6 +240,7 @@ class GpuTarget:
     autotuning: str = ""
     autotuning_results: str = ""
     platform: Literal["cuda", "rocm"] = "cuda"
+    examined: str = "project"
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -335,7 +345,8 @@ def target_spec(data: Any) -> TargetSpec:
         kind = Aarch64Target
     if kind is None:
         raise ValueError("not a target")
-    return _build(kind, data)
+    # A description leaves it out where nothing is said, as all did before there was a choice.
+    return _build(kind, {"examined": "project", **data})
 
 
 def _build(kind: type[T], data: Any) -> T:
