@@ -7,9 +7,11 @@ Modules: `backends/cuda/local_cuda.py`, `pjrt/cuda_calls.py`.
 """
 
 import hashlib
+import importlib.util
 import json
 import shutil
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +169,7 @@ def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_pa
     # a device.
     numbers = {("golden", "mlp"), ("golden", "shapes"), ("pallas", "triton"), ("pallas", "mosaic"), ("jax", "update")}
     numbers |= {("jax", name) for name in steps.TIMED}
-    times = {("roofline", name) for name in steps.TIMED}
+    times = {("roofline", name) for name in steps.TIMED} | {("describe", "active_links of the device")}
     others = [row for row in rows if row["verdict"] in (steps.FAILED, steps.WRONG)]
     others = [row for row in others if row["expected"] != "no slower with results"]
     (hung,) = (row for row in others if row["verdict"] == steps.FAILED)
@@ -175,7 +177,7 @@ def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_pa
     assert hung["measured"].startswith("it took longer than ")
     others.remove(hung)
     assert {(row["step"], row["what"]) for row in others} <= numbers | times, done.stdout
-    assert {row["step"] for row in others} == {"golden", "roofline", "jax", "pallas"}
+    assert {row["step"] for row in others} == {"describe", "golden", "roofline", "jax", "pallas"}
     measured = {(row["step"], row["what"], row["expected"]): row["measured"] for row in rows}
     # What follows the one that hung has its row.
     assert [row["what"] for row in rows if row["step"] == "golden"] == ["mlp", "newton", "shapes"]
@@ -187,6 +189,20 @@ def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_pa
     assert "triton" in measured["autotune", "stagec autotune", "results for product and layer"]
     finds = "XLA finds all results, by the text of kernels"
     assert {measured["autotune", name, finds] for name in ("product", "layer")} == {"it does"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ensurepip") is None, reason="this Python makes no environments")
+def test_one_command_prepares_for_two_devices(h100: dict[str, str], tmp_path: Path) -> None:
+    """It needs Python alone, and installs JAX and its plugin."""
+    folder, version = tmp_path / "folder", metadata.version("jax")
+    words = ["--device", "h100-sxm", "h200", "--jax", version, "--size", "64", "--golden", "--kernels", "--programs"]
+    done = fake.run("-S", ON_DEVICE, "prepare", folder, *words, environment={**h100, "PYTHONPATH": ""})
+    assert done.stdout.startswith(f"{folder}: 0."), done.stdout + done.stderr
+    assert {path.name for path in folder.iterdir()} == {"h100-sxm", "h200"}
+    for part in folder.iterdir():
+        assert json.loads((part / "lost.json").read_text()) == {}
+        loaded = called(part / "on_device.aot", "stream", device=h100)["stream"]
+        assert ("loaded" in loaded) == (part.name == "h100-sxm"), loaded
 
 
 def test_a_kernel_without_a_result_is_told(h100: dict[str, str], prepared: Path, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import runpy
+import statistics
 import subprocess
 import sys
 import time
@@ -17,8 +19,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 OK, WRONG, FAILED, SKIPPED = "as expected", "other than expected", "failed", "not tried"
 TIMED = ("product", "stream", "layer")
@@ -280,6 +280,7 @@ def jax(folder: Path, out: Path, part: str) -> Iterator[Row]:
     """Calls with JAX's arrays, beside jax.jit."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     import tools.on_device.model as model
 
@@ -348,20 +349,31 @@ def programs(folder: Path, out: Path, part: str) -> Iterator[Row]:
 
 def pallas(folder: Path, out: Path, part: str) -> Iterator[Row]:
     """Pallas kernels."""
+    import numpy as np
+
     function = _bundle(folder)[part]
     args, kwargs, _ = _arguments(function)
     same = bool((np.asarray(function(*args, **kwargs)) == args[0] + args[1]).all())
     yield Row(part, "the sum of two arrays", "the same bits" if same else "other numbers", _verdict(same))
 
 
+_MAP_NORESERVE = 0x4000
+"""Of Linux; Python has the name from 3.13 on."""
+
+
 def failures(folder: Path, out: Path, part: str) -> Iterator[Row]:
     """What a full device says."""
+    import numpy as np
+
     import stagec
 
     device = stagec.devices(os.environ["ON_DEVICE_PLATFORM"])[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") or 1 << 40
+    # Memory that nothing reads or writes, so this machine may have less.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    zeros = np.frombuffer(mmap.mmap(-1, int(1.1 * limit) // 4 * 4, flags=flags), np.float32)
     try:
-        stagec.device_put(np.zeros(int(1.1 * limit) // 4, np.float32), device).numpy()
+        stagec.device_put(zeros, device).numpy()
         yield Row("an array larger than the memory", "RunError, memory", "it fits", WRONG)
     except stagec.RunError as error:
         right = error.code == "memory"
@@ -373,6 +385,8 @@ def failures(folder: Path, out: Path, part: str) -> Iterator[Row]:
 
 def several(folder: Path, out: Path, part: str) -> Iterator[Row]:
     """A function over two devices."""
+    import numpy as np
+
     import stagec
 
     if len(stagec.devices(os.environ["ON_DEVICE_PLATFORM"])) < 2:
@@ -392,7 +406,7 @@ def start(folder: Path, out: Path, part: str) -> Iterator[Row]:
         return
     told = json.loads(done.stdout)
     starts = told["functions"][0]["starts"]
-    parts = ", ".join(f"{name} {float(np.median(starts[name])):.2f} s" for name in ("imported", "loaded", "called"))
+    parts = ", ".join(f"{name} {statistics.median(starts[name]):.2f} s" for name in ("imported", "loaded", "called"))
     yield Row("layer", "the first result of a new process", parts, OK, told)
 
 
