@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,17 @@ def checked(*arguments: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+@contextmanager
+def _losing(lost: MutableMapping[str, str] | None, name: str) -> Iterator[None]:
+    """Keep in `lost` why an action of an export failed. None: the failure goes on."""
+    try:
+        yield
+    except AssertionError as failure:
+        if lost is None:
+            raise
+        lost[name] = str(failure).strip()
+
+
 def write_specs(manifest: str, root: Path, out: Path) -> dict[str, Any]:
     """Plan `manifest` (relative to `root`) and write every spec to `out`/NAME.spec; return the plan."""
     plan: dict[str, Any] = json.loads(checked("action", "plan", manifest, "--json", cwd=root))
@@ -127,29 +139,31 @@ def build_jax_cache(
     root: Path,
     import_roots: Sequence[Path] = (),
     compile_: Callable[..., object] | None = None,
+    lost: MutableMapping[str, str] | None = None,
 ) -> Path:
     """Build the folder of JAX's compilation cache that `manifest` asks for, into `out`; return its path.
 
-    import_roots: besides `root`. compile_: as of `build`.
+    import_roots: besides `root`. compile_, lost: as of `build`.
     """
     out.mkdir(exist_ok=True)
     plan = write_specs(manifest, root, out)
     specs = {executable["name"]: executable for executable in plan["executables"]}
     arguments: list[str | Path] = []
     for name, ways in plan["jax_cache"]["executables"].items():
-        spec, traced = out / f"{name}.spec", out / f"{specs[name]['export']}.spec"
-        files = {suffix: out / f"{name}.jax.{suffix}" for suffix in ("key", "json", "xla")}
-        words = ["--output", files["key"], "--executable", spec, "--import-root", "."]
-        words += [word for folder in import_roots for word in ("--import-root", folder)]
-        committed = [word for way in ways for word in ("--committed", ",".join(map(str, way)) or "none")]
-        checked("action", "jax-key", "--spec", traced, *words, *committed, cwd=root)
-        machines = plan["jax_cache"]["machines"].get(specs[name]["spec"]["target"]["name"], [])
-        named = [word for machine in machines for word in ("--machine", machine)]
-        words = ["--key", files["key"], "--output", files["xla"], "--entry", files["json"], *named]
-        on_cpu = specs[name]["spec"]["target"]["platform"] == "cpu"
-        compiled = checked if compile_ is None or on_cpu else compile_
-        compiled("action", "jax-compile", "--spec", spec, *words, cwd=root)
-        arguments += ["--entry", f"{name}:{files['json']}:{files['xla']}"]
+        with _losing(lost, specs[name]["export"]):
+            spec, traced = out / f"{name}.spec", out / f"{specs[name]['export']}.spec"
+            files = {suffix: out / f"{name}.jax.{suffix}" for suffix in ("key", "json", "xla")}
+            words = ["--output", files["key"], "--executable", spec, "--import-root", "."]
+            words += [word for folder in import_roots for word in ("--import-root", folder)]
+            committed = [word for way in ways for word in ("--committed", ",".join(map(str, way)) or "none")]
+            checked("action", "jax-key", "--spec", traced, *words, *committed, cwd=root)
+            machines = plan["jax_cache"]["machines"].get(specs[name]["spec"]["target"]["name"], [])
+            named = [word for machine in machines for word in ("--machine", machine)]
+            words = ["--key", files["key"], "--output", files["xla"], "--entry", files["json"], *named]
+            on_cpu = specs[name]["spec"]["target"]["platform"] == "cpu"
+            compiled = checked if compile_ is None or on_cpu else compile_
+            compiled("action", "jax-compile", "--spec", spec, *words, cwd=root)
+            arguments += ["--entry", f"{name}:{files['json']}:{files['xla']}"]
     checked(
         "action",
         "jax-cache",
@@ -173,12 +187,14 @@ def build(
     only: Collection[str] = (),
     hlo: Collection[str] = (),
     compile_: Callable[..., object] | None = None,
+    lost: MutableMapping[str, str] | None = None,
 ) -> Path:
     """Build the bundle of `manifest` into `out`; return its path.
 
     only: functions and executables to build, such as mlp and attention.h200; none: all. hlo: platforms whose optimized
     programs to write as well, to `out`/NAME.hlo_after.pb. compile_: what runs the actions that compile in place of
-    `checked`, for executables of accelerators.
+    `checked`, for executables of accelerators. lost: gets the exports that could not be built, and why; the bundle has
+    the others. None: the first failure ends the build.
     """
     plan = write_specs(manifest, root, out)
     if only:
@@ -199,34 +215,48 @@ def build(
         file, path = word.split("=")
         checked("action", "describe-weights", path, "--output", out / f"{file}.json")
         arguments += ["--external-weights", f"{file}={out / file}.json"]
+    made: list[tuple[str, list[str | Path]]] = []
     for export in plan["exports"]:
         name = export["name"]
-        roots = [part for folder in (root, *import_roots) for part in ("--import-root", folder)]
-        exported = out / f"{name}.exported"
-        words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json"]
-        words += ["--lowered", out / f"{name}.lowered"]
-        checked("action", "export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
-        arguments += ["--export", f"{name}:{exported}:{out / name}.spec:{exported}.json"]
-        if export["spec"]["golden"]:
-            file = export["spec"]["golden"]["inputs"]
-            given = ["--exported", exported, "--description", f"{exported}.json", "--output", out / f"{name}.golden"]
-            given += ["--inputs", folder / file] if file else []
-            checked(
-                "action", "golden", "--spec", out / f"{name}.spec", *given, *bound(export["spec"]), *roots, cwd=root
-            )
-            arguments += ["--golden", f"{name}={out / name}.golden"]
+        with _losing(lost, name):
+            roots = [part for folder in (root, *import_roots) for part in ("--import-root", folder)]
+            exported = out / f"{name}.exported"
+            words: list[str | Path] = ["--output", exported, "--description", f"{exported}.json"]
+            words += ["--lowered", out / f"{name}.lowered"]
+            checked("action", "export", "--spec", out / f"{name}.spec", *words, *roots, cwd=root)
+            made.append((name, ["--export", f"{name}:{exported}:{out / name}.spec:{exported}.json"]))
+            if export["spec"]["golden"]:
+                file = export["spec"]["golden"]["inputs"]
+                given = [
+                    "--exported",
+                    exported,
+                    "--description",
+                    f"{exported}.json",
+                    "--output",
+                    out / f"{name}.golden",
+                ]
+                given += ["--inputs", folder / file] if file else []
+                checked(
+                    "action", "golden", "--spec", out / f"{name}.spec", *given, *bound(export["spec"]), *roots, cwd=root
+                )
+                made.append((name, ["--golden", f"{name}={out / name}.golden"]))
     for executable in plan["executables"]:
-        stem = out / executable["name"]
-        platform = executable["spec"]["target"]["platform"]
-        compiled = checked if compile_ is None or platform == "cpu" else compile_
-        program = ["--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"]
-        program += ["--lowered", out / f"{executable['export']}.lowered"]
-        words = ["--output", f"{stem}.xla", "--description", f"{stem}.json"]
-        words += ["--module", f"{stem}.stablehlo.mlirbc", "--inventory", f"{stem}.inventory.json"]
-        compiled("action", "compile", *program, *words, cwd=root)
-        if platform in hlo:
-            compiled("action", "optimize", *program, "--hlo-proto", f"{stem}.hlo_after.pb", cwd=root)
-        arguments += ["--executable", f"{executable['name']}:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc"]
+        if executable["export"] in (lost or ()):
+            continue
+        with _losing(lost, executable["export"]):
+            stem = out / executable["name"]
+            platform = executable["spec"]["target"]["platform"]
+            compiled = checked if compile_ is None or platform == "cpu" else compile_
+            program = ["--spec", f"{stem}.spec", "--exported", out / f"{executable['export']}.exported"]
+            program += ["--lowered", out / f"{executable['export']}.lowered"]
+            words = ["--output", f"{stem}.xla", "--description", f"{stem}.json"]
+            words += ["--module", f"{stem}.stablehlo.mlirbc", "--inventory", f"{stem}.inventory.json"]
+            compiled("action", "compile", *program, *words, cwd=root)
+            if platform in hlo:
+                compiled("action", "optimize", *program, "--hlo-proto", f"{stem}.hlo_after.pb", cwd=root)
+            described = f"{executable['name']}:{stem}.xla:{stem}.json:{stem}.stablehlo.mlirbc"
+            made.append((executable["export"], ["--executable", described]))
+    arguments += [word for name, words in made if name not in (lost or ()) for word in words]
     bundle = out / f"{plan['bundle']['name']}.aot"
     checked(
         "action",

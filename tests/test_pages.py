@@ -46,6 +46,8 @@ PROGRAMS = r"    (?:\./bazelw|tools/\w|python3|openssl|\.venv/)"
 RUN_ELSEWHERE = {
     "./bazelw run //docs:serve": "tests/test_site.py",
     **{f"tools/cluster {command}": "tests/test_remote_execution.py" for command in ("start", "status", "remove")},
+    "python3.12 tools/on_device prepare build/on_device --device h100-sxm h200 --jax 0.11.2": "tests/fake_device",
+    "python3 tools/on_device run build/on_device --output build/on_device_results": "tests/fake_device",
     "./bazelw run //:init -- --workspace ../mine models/net.py:predict": "tests/test_readme.py",
 }
 

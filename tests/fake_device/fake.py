@@ -84,13 +84,15 @@ def install(folder: Path, platform: str = "cuda") -> dict[str, str]:
     }
 
 
-def install_driver(folder: Path) -> dict[str, str]:
+def install_driver(folder: Path, device: gpu_devices.Device | None = None) -> dict[str, str]:
     """Put the virtual driver of rehearsals into a folder. XLA's plugin for CUDA is the real one, of installed packages.
 
-    Returns the environment, as `install` does; variables of the driver say how it behaves.
+    device: None for the one of device.toml, which has little memory. Returns the environment, as `install` does;
+    variables of the driver say how it behaves.
     """
     (folder / "lib").mkdir()
-    driver.install(gpu_devices.read("cuda", tomllib.loads((HERE / "device.toml").read_text())), folder / "lib")
+    device = device or gpu_devices.read("cuda", tomllib.loads((HERE / "device.toml").read_text()))
+    driver.install(device, folder / "lib")
     plugin = folder / "jax_plugins" / "stagec_fake_driver" / "__init__.py"
     plugin.parent.mkdir(parents=True)
     shutil.copy(HERE / "jax_driver.py", plugin)
@@ -130,7 +132,7 @@ def run(
         f"STAGEC_{which}_{name.upper()}": value for name, value in variables.items() for which in ("FAKE", "VIRTUAL")
     }
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env={**environment, **more}, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env={**environment, **more}, capture_output=True, text=True, timeout=900)
 
 
 def stagec(

@@ -7,9 +7,11 @@ Modules: `backends/gpu/local_cuda.py`, `pjrt/gpu_calls.py`.
 """
 
 import hashlib
+import importlib.util
 import json
 import shutil
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from stagec.backends.gpu import compiler as cuda
 from stagec.bundle.archive import Archive
-from stagec.hardware import gpu_devices
+from stagec.hardware import cuda as gpus, gpu_devices
 from stagec.pjrt import packages
 from tests import building
 from tests.backends.deviceless import installed
@@ -138,45 +140,80 @@ except stagec.RunError as error:
 
 
 @pytest.fixture(scope="module")
-def prepared(device: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `tools/on_device`, small."""
-    folder, what = tmp_path_factory.mktemp("prepared") / "folder", fake.HERE / "device.toml"
-    words = ["--device", what, "--size", "256", "--golden", "mlp"]
-    done = fake.run(ON_DEVICE, "prepare", folder, *words, environment=device)
-    assert done.stdout.startswith(f"{folder}: 0."), done.stderr
+def h100(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return fake.install_driver(tmp_path_factory.mktemp("h100"), gpus.device("h100-sxm"))
+
+
+@pytest.fixture(scope="module")
+def prepared(h100: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `tools/on_device`, small, with the part for an H100 and one for an H200."""
+    folder = tmp_path_factory.mktemp("prepared") / "folder"
+    for name, golden in (("h100-sxm", ("mlp", "newton", "shapes")), ("h200", ())):
+        part = folder.with_name(name)
+        words = ["--device", name, "--size", "256", "--golden", *golden]
+        words += ["--kernels", "--programs"] if name == "h200" else []
+        done = fake.run(ON_DEVICE, "prepare", part, *words, environment=h100)
+        assert done.stdout.startswith(f"{part}: "), done.stdout + done.stderr
+        shutil.copytree(part / name, folder / name)
     return folder
 
 
-def test_all_that_a_device_is_asked(device: dict[str, str], prepared: Path, tmp_path: Path) -> None:
+def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_path: Path) -> None:
     """`tools/on_device` with XLA's own plugin, and with JAX. Only numbers and times are other than on a device."""
-    done = fake.run(ON_DEVICE, "run", prepared, "--output", tmp_path, environment=device)
+    done = fake.run(ON_DEVICE, "run", prepared, "--output", tmp_path, "--minutes", "12", environment=h100)
+    files = {"on_device.md", "on_device.json", "on_device.log", "device.toml"}
+    assert {path.name for path in tmp_path.iterdir()} == files
     rows = json.loads((tmp_path / "on_device.json").read_text())["rows"]
     assert list(dict.fromkeys(row["step"] for row in rows)) == list(steps.STEPS)
-    # No kernel ran, so results are what was in memory; and no time is that of a device.
-    numbers = {("golden", "mlp"), ("pallas", "triton"), ("pallas", "mosaic"), ("jax", "update")}
+    # No kernel ran, so results are what was in memory, and a loop that asks for one never ends; and no time is that of
+    # a device.
+    numbers = {("golden", "mlp"), ("golden", "shapes"), ("pallas", "triton"), ("pallas", "mosaic"), ("jax", "update")}
     numbers |= {("jax", name) for name in steps.TIMED}
-    times = {("roofline", name) for name in steps.TIMED}
+    times = {("roofline", name) for name in steps.TIMED} | {("describe", "active_links of the device")}
     others = [row for row in rows if row["verdict"] in (steps.FAILED, steps.WRONG)]
     others = [row for row in others if row["expected"] != "no slower with results"]
-    assert {row["verdict"] for row in others} == {steps.WRONG}, done.stdout
+    (hung,) = (row for row in others if row["verdict"] == steps.FAILED)
+    assert (hung["step"], hung["what"]) == ("golden", "newton"), done.stdout
+    assert hung["measured"].startswith("it took longer than ")
+    others.remove(hung)
     assert {(row["step"], row["what"]) for row in others} <= numbers | times, done.stdout
-    assert {row["step"] for row in others} == {"golden", "roofline", "jax", "pallas"}
+    assert {row["step"] for row in others} == {"describe", "golden", "roofline", "jax", "pallas"}
     measured = {(row["step"], row["what"], row["expected"]): row["measured"] for row in rows}
+    # What follows the one that hung has its row.
+    assert [row["what"] for row in rows if row["step"] == "golden"] == ["mlp", "newton", "shapes"]
+    assert [row["verdict"] for row in rows if row["verdict"] == steps.SKIPPED] == [steps.SKIPPED]  # of `several`
     assert {measured["jax_cache", name, "JAX finds the entry"] for name in ("product", "layer")} == {"1 found"}
+    (found,) = (row for row in rows if row["step"] == "programs")
+    assert (found["what"], found["verdict"]) == ("paged_decode", steps.OK)
     # XLA timed its own kernels, and finds each by its text where it compiles without the device.
     assert "triton" in measured["autotune", "stagec autotune", "results for product and layer"]
     finds = "XLA finds all results, by the text of kernels"
     assert {measured["autotune", name, finds] for name in ("product", "layer")} == {"it does"}
 
 
-def test_a_kernel_without_a_result_is_told(device: dict[str, str], prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(importlib.util.find_spec("ensurepip") is None, reason="this Python makes no environments")
+def test_one_command_prepares_for_two_devices(h100: dict[str, str], tmp_path: Path) -> None:
+    """It needs Python alone, and installs JAX and its plugin."""
+    folder, version = tmp_path / "folder", metadata.version("jax")
+    words = ["--device", "h100-sxm", "h200", "--jax", version, "--size", "64", "--golden", "--kernels", "--programs"]
+    done = fake.run("-S", ON_DEVICE, "prepare", folder, *words, environment={**h100, "PYTHONPATH": ""})
+    assert done.stdout.startswith(f"{folder}: 0."), done.stdout + done.stderr
+    assert {path.name for path in folder.iterdir()} == {"h100-sxm", "h200"}
+    for part in folder.iterdir():
+        assert json.loads((part / "lost.json").read_text()) == {}
+        loaded = called(part / "on_device.aot", "stream", device=h100)["stream"]
+        assert ("loaded" in loaded) == (part.name == "h100-sxm"), loaded
+
+
+def test_a_kernel_without_a_result_is_told(h100: dict[str, str], prepared: Path, tmp_path: Path) -> None:
     """The kernels of one function were timed instead of another's."""
     folder, out = tmp_path / "folder", tmp_path / "out"
-    shutil.copytree(prepared, folder)
-    given = json.loads((folder / "inputs.json").read_text())
+    shutil.copytree(prepared / "h100-sxm", folder / "h100-sxm")
+    inputs = folder / "h100-sxm" / "inputs.json"
+    given = json.loads(inputs.read_text())
     given["exports"]["on_device.layer"] = given["exports"]["on_device.stream"]
-    (folder / "inputs.json").write_text(json.dumps(given))
-    fake.run(ON_DEVICE, "run", folder, "--output", out, "--steps", "autotune", environment=device)
+    inputs.write_text(json.dumps(given))
+    fake.run(ON_DEVICE, "run", folder, "--output", out, "--steps", "autotune", environment=h100)
     rows = json.loads((out / "on_device.json").read_text())["rows"]
     assert [(row["what"], row["verdict"]) for row in rows if row["expected"] != "no slower with results"] == [
         ("stagec autotune", steps.OK),

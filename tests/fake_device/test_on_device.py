@@ -1,6 +1,7 @@
 """`tools/on_device` on a fake device: its steps, its table, and what it does where a device fails or hangs."""
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stagec.hardware import autotuning
 from tests.building import ROOT
 from tests.fake_device import fake
 from tools.on_device import steps
@@ -25,10 +27,15 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def folder(device: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `prepare` builds, small, and compiled for the fake."""
     out = tmp_path_factory.mktemp("prepared") / "folder"
-    what = str(fake.HERE / "device.toml")
-    size = prepare(out, what, size=64, golden=["sorting"], kernels=[], compile_=fake.compiler(device))
+    compile_ = fake.compiler(device)
+    what = [str(fake.HERE / "device.toml")]
+    size = prepare(out, what, size=64, golden=["sorting", "shapes"], kernels=[], programs=[], compile_=compile_)
     assert size < 2**20
+    assert json.loads((out / "device" / "lost.json").read_text()) == {}
     return out
+
+
+FILES = {"on_device.md", "on_device.json", "on_device.log"}
 
 
 def run(
@@ -39,6 +46,8 @@ def run(
     done = fake.run(*command, environment=device, **variables)
     rows: list[dict[str, Any]] = json.loads((out / "on_device.json").read_text())["rows"]
     table = (out / "on_device.md").read_text().splitlines()
+    described = {"device.toml"} if "describe" in names else set()
+    assert {path.name for path in out.iterdir()} == FILES | described
     assert len(table) == 2 + len(rows), done.stderr
     return done.returncode, rows
 
@@ -50,9 +59,9 @@ def test_steps_on_a_device_that_works(folder: Path, device: dict[str, str], tmp_
     assert (status, list(dict.fromkeys(row["step"] for row in rows))) == (0, names)
     assert {row["step"] for row in rows if row["verdict"] == steps.SKIPPED} == {"pallas", "several"}
     loaded = {row["what"] for row in rows if (row["step"], row["measured"]) == ("load", "loaded")}
-    assert loaded == {"layer", "product", "sorting", "stream", "update"}
-    (checked,) = (row for row in rows if row["step"] == "golden")
-    assert (checked["what"], checked["measured"]) == ("sorting", "0")
+    assert loaded == {"layer", "product", "shapes", "sorting", "stream", "update"}
+    checked = {row["what"]: row["measured"] for row in rows if row["step"] == "golden"}
+    assert checked == {"shapes": "0", "sorting": "0"}
 
 
 def test_a_device_that_fails_costs_its_steps_alone(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
@@ -60,29 +69,68 @@ def test_a_device_that_fails_costs_its_steps_alone(folder: Path, device: dict[st
     by_step = {name: [row for row in rows if row["step"] == name] for name in ("load", "golden", "pallas")}
     assert status == 1
     # The client is there, and each executable has a row of its own.
-    assert [row["verdict"] for row in by_step["load"]] == [steps.OK] + [steps.FAILED] * 5
+    assert [row["verdict"] for row in by_step["load"]] == [steps.OK] + [steps.FAILED] * 6
     assert {row["measured"].partition(":")[0] for row in by_step["load"][1:] + by_step["golden"]} == {"memory"}
     assert {row["verdict"] for row in by_step["pallas"]} == {steps.SKIPPED}
 
 
 def test_a_device_that_hangs_is_left(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
+    """Two parts that hang in a row end their step, and what follows is tried."""
     started = time.monotonic()
-    status, rows = run(folder, tmp_path, device, ["load", "golden"], "--minutes", "0.1", failure="hang")
-    assert time.monotonic() - started < 60
-    assert (status, [row["verdict"] for row in rows]) == (1, [steps.FAILED, steps.SKIPPED])
+    words = ("--minutes", "1.6")
+    status, rows = run(folder, tmp_path, device, ["load", "memory"], *words, failure="hang")
+    assert time.monotonic() - started < 90
+    others = "product, stream, layer, update, sorting, shapes"
+    names, told = set(others.split(", ")), [(row["step"], row["what"], row["verdict"]) for row in rows]
+    assert status == 1
+    assert told[0] == ("load", "a client", steps.FAILED)
     assert rows[0]["measured"].startswith("it took longer than 6 s")
-    assert rows[1]["measured"] == "0.1 minutes are over"
+    assert [verdict for _, _, verdict in told] == [steps.FAILED, steps.FAILED, steps.SKIPPED] * 2
+    assert {told[1][1], *told[2][1].split(", ")} == names
+    assert rows[2]["measured"] == "two parts hung"
+
+
+def test_the_folder_is_that_of_the_device(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(folder / "device", both / "fake")
+    shutil.copytree(folder / "device", both / "another")
+    (both / "another" / "on_device.aot").write_bytes(b"")
+    described = both / "another" / "source" / "device.toml"
+    described.write_text(described.read_text().replace("Fake", "Other"))
+    status, rows = run(both, tmp_path / "out", device, ["describe", "memory"])
+    assert (status, {row["verdict"] for row in rows}) == (0, {steps.OK})
+    assert (tmp_path / "out" / "device.toml").read_text().count("Fake device")
+
+
+def test_what_cannot_be_built_costs_its_row_alone(device: dict[str, str], tmp_path: Path) -> None:
+    """Without the plugin, Mosaic has no lowering for NVIDIA devices."""
+    what, compile_ = [str(fake.HERE / "device.toml")], fake.compiler(device)
+    out = tmp_path / "folder"
+    prepare(out, what, size=64, golden=[], kernels=["mosaic"], programs=["paged_decode"], compile_=compile_)
+    status, rows = run(out, tmp_path / "out", device, ["load", "pallas", "programs"])
+    lost = {row["what"]: row["measured"] for row in rows if row["step"] == "prepare"}
+    assert (status, set(lost)) == (1, {"mosaic", "the rehearsal of paged_decode"})
+    assert all(lost.values())
+    others = [(row["step"], row["verdict"]) for row in rows if row["step"] not in ("load", "prepare")]
+    assert others == [("pallas", steps.SKIPPED), ("programs", steps.SKIPPED)]
+    assert {row["verdict"] for row in rows if row["step"] == "load"} == {steps.OK}
+
+
+def test_shares_are_eight_minutes() -> None:
+    assert sum(step.seconds for step in steps.STEPS.values()) == 8 * 60
 
 
 def test_a_step_that_ends_its_process_says_why(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
-    status, (row,) = run(folder, tmp_path, device, ["memory"], failure="no-driver")
-    assert (status, row["what"], row["verdict"]) == (1, "the whole step", steps.FAILED)
-    assert "finds no NVIDIA device it can use" in row["measured"]
+    status, rows = run(folder, tmp_path, device, ["memory"], failure="no-driver")
+    assert (status, [row["what"] for row in rows]) == (1, [*steps.TIMED])
+    assert {row["verdict"] for row in rows} == {steps.FAILED}
+    assert all("finds no NVIDIA device it can use" in row["measured"] for row in rows)
 
 
 def test_code_is_compiled_with_results_of_autotuning(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
     """What XLA timed is a file of the test. In test_fake_driver.py XLA times kernels itself."""
-    _, rows = run(folder, tmp_path, device, ["autotune"], compiler="1", autotuning=str(fake.timed(tmp_path)))
+    out, given = tmp_path / "out", str(fake.timed(tmp_path))
+    _, rows = run(folder, out, device, ["autotune"], compiler="1", autotuning=given)
     finds, faster = "XLA finds all results, by the text of kernels", "no slower with results"
     assert [(row["what"], row["expected"]) for row in rows] == [
         ("stagec autotune", "results for product and layer"),
@@ -91,19 +139,17 @@ def test_code_is_compiled_with_results_of_autotuning(folder: Path, device: dict[
     assert rows[0]["measured"] == "1: gemm"
     # Chance decides here which of two times is the shorter.
     assert {row["verdict"] for row in rows if row["expected"] != faster} == {steps.OK}
-    written = (tmp_path / "device.autotune.textproto").read_text()
-    for name in ("product", "layer"):
-        spec = json.loads((tmp_path / f"tuned.{name}.spec").read_text())
-        assert spec["target"]["autotuning_results"] == written
+    assert autotuning.read(rows[0]["raw"]["file"]) == autotuning.read(Path(given).read_text())
 
 
 def test_results_that_are_wrong_or_missing(folder: Path, device: dict[str, str], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("version: 3 results { result { gemm {} } }")
-    status, (row,) = run(folder, tmp_path, device, ["autotune"], compiler="1", autotuning=str(wrong))
+    out = tmp_path / "out"
+    status, (row,) = run(folder, out, device, ["autotune"], compiler="1", autotuning=str(wrong))
     assert (status, row["what"], row["verdict"]) == (1, "stagec autotune", steps.FAILED)
     assert "results[0]: device does not say properties and a version of cuDNN" in row["measured"]
-    status, (row,) = run(folder, tmp_path, device, ["autotune"], compiler="1")
+    status, (row,) = run(folder, out, device, ["autotune"], compiler="1")
     assert (status, row["measured"], row["verdict"]) == (1, "XLA timed nothing", steps.WRONG)
 
 
