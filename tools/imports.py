@@ -40,7 +40,7 @@ PACKAGES: Mapping[str, Package] = {
     "cli.actions": _package(
         "`stagec action`: what Bazel's actions run, a module for each",
         "backends.cpu building bundle checking cli core frontends frontends.common frontends.jax jaxcache manifest "
-        "stages trust",
+        "patches stages trust",
     ),
     "cli": _package(
         "the commands: argv, what they print, exit statuses",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 NAME = "uv.lock"
@@ -63,7 +63,7 @@ class _Reader:
         except ImportError as error:
             raise Refused(f"{display}: the pip of {sys.executable} cannot read its markers: {error}") from error
         environment = {"extra": "", "platform_machine": architecture}
-        self.holds = lambda marker: not marker or Marker(marker).evaluate(environment)
+        self.holds: Callable[[str | None], bool] = lambda marker: not marker or Marker(marker).evaluate(environment)
         self.display = display
         self.problems: list[str] = []
         self.chosen: dict[str, Package] = {}
@@ -81,19 +81,23 @@ class _Reader:
 
     def walk(self, groups: Sequence[str]) -> None:
         """Choose what the project and its groups need; a workspace without a project: what all its members need."""
-        members = [one for found in self.packages.values() for one in found if _kind(one) in _OF_WORKSPACE]
-        roots = [one for one in members if one["source"][_kind(one)] == "."] or members
+        members = [
+            package for versions in self.packages.values() for package in versions if _kind(package) in _OF_WORKSPACE
+        ]
+        roots = [package for package in members if package["source"][_kind(package)] == "."] or members
         kinds = ("optional-dependencies", "dev-dependencies")
-        named = {group: [one[kind][group] for one in roots for kind in kinds if group in one.get(kind, {})]
-                 for group in groups}  # fmt: skip
-        there = sorted({group for one in roots for kind in kinds for group in one.get(kind, {})})
-        for group in [group for group, found in named.items() if not found]:
+        named = {
+            group: [package[kind][group] for package in roots for kind in kinds if group in package.get(kind, {})]
+            for group in groups
+        }
+        there = sorted({group for package in roots for kind in kinds for group in package.get(kind, {})})
+        for group in [group for group, entries in named.items() if not entries]:
             have = f"it has {', '.join(there)}" if there else "it has none"
             self.problems.append(f'{self.display}: its project has no group or extra "{group}": {have}')
-        self.chosen = {one["name"]: one for one in roots}
+        self.chosen = {package["name"]: package for package in roots}
         self.roots = set(self.chosen)
-        waiting = [entry for one in roots for entry in one.get("dependencies", [])]
-        waiting += [entry for found in named.values() for entries in found for entry in entries]
+        waiting = [entry for package in roots for entry in package.get("dependencies", [])]
+        waiting += [entry for lists in named.values() for entries in lists for entry in entries]
         seen: set[tuple[str, str]] = set()
         while waiting:
             entry = waiting.pop()
@@ -106,23 +110,23 @@ class _Reader:
                     waiting += of_extras.get(extra, [])
 
     def _package(self, entry: Package) -> Package | None:
-        """The package that an entry means for this interpreter; None where that is not one: `problems` says why."""
+        """The package that an entry means for this interpreter; None if none or several are: `problems` says why."""
         name = entry["name"]
         same = [
-            one
-            for one in self.packages.get(name, [])
-            if all(one.get(key) == entry[key] for key in ("version", "source") if key in entry)
+            each
+            for each in self.packages.get(name, [])
+            if all(each.get(key) == entry[key] for key in ("version", "source") if key in entry)
         ]
         if len(same) > 1:
-            same = [one for one in same if any(map(self.holds, one.get("resolution-markers", [None])))]
-        found = same[0] if len(same) == 1 else None
-        if found is None or self.chosen.setdefault(name, found) is not found:
-            versions = sorted({one.get("version", "?") for one in [*same, *([self.chosen[name]] if found else [])]})
+            same = [each for each in same if any(map(self.holds, each.get("resolution-markers", [None])))]
+        chosen = same[0] if len(same) == 1 else None
+        if chosen is None or self.chosen.setdefault(name, chosen) is not chosen:
+            versions = sorted({each.get("version", "?") for each in [*same, *([self.chosen[name]] if chosen else [])]})
             self.problems.append(
                 f"{self.display}: for this Python it has {' and '.join(versions) or 'no version'} of {name}, and an "
                 "environment has one\n  write it again: uv lock"
             )
-        return found
+        return chosen
 
     def written(self) -> tuple[str, list[str]]:
         """Return the requirements file, and the other projects, which are not in it. Raises Refused."""
