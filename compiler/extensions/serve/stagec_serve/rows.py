@@ -78,7 +78,7 @@ _ELEMENTWISE = frozenset(
 )
 _SHARDINGS = {"Sharding", "annotate_device_placement", "mhlo.erf"}
 """Custom calls that do the same to each element."""
-_BATCHED = ("lapack_", "cusolver_", "cublas_")
+_BATCHED = ("lapack_", "cusolver_", "cublas_", "hipsolver_")
 """Libraries whose calls work on the matrices of a batch one by one: all but the last two dimensions are the batch."""
 _TOP_K = {"TopK", "mhlo.topk", "stablehlo.dynamic_top_k"}
 
