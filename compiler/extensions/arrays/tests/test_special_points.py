@@ -159,7 +159,8 @@ def test_of_arrays(name: str) -> None:
 
 def test_a_power_of_zero_has_no_slope() -> None:
     x = np.asarray([0, nan, inf, 2], np.float32)
-    assert derivatives(stagec_arrays.grad, xp, ours, xp.pow, (x, np.zeros_like(x)))[0].tolist() == [0] * 4
+    (found,) = derivatives(stagec_arrays.grad, xp, ours, [xp.pow], (x, np.zeros_like(x)))
+    assert found[0].tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "bool", "complex64"])
