@@ -62,8 +62,7 @@ class _Reader:
             from pip._vendor.packaging.specifiers import SpecifierSet
         except ImportError as error:
             raise Refused(f"{display}: the pip of {sys.executable} cannot read its markers: {error}") from error
-        environment = {"extra": "", "platform_machine": architecture}
-        self.holds = lambda marker: not marker or Marker(marker).evaluate(environment)
+        self.marker, self.environment = Marker, {"extra": "", "platform_machine": architecture}
         self.display = display
         self.problems: list[str] = []
         self.chosen: dict[str, Package] = {}
@@ -79,25 +78,28 @@ class _Reader:
                 "  name another: STAGEC_PYTHON=/path/to/python3"
             )
 
+    def _holds(self, marker: str | None) -> bool:
+        """Whether a marker is true for this interpreter; None is."""
+        return not marker or self.marker(marker).evaluate(self.environment)
+
     def walk(self, groups: Sequence[str]) -> None:
         """Choose what the project and its groups need; a workspace without a project: what all its members need."""
-        members = [one for found in self.packages.values() for one in found if _kind(one) in _OF_WORKSPACE]
-        roots = [one for one in members if one["source"][_kind(one)] == "."] or members
+        members = [package for same in self.packages.values() for package in same if _kind(package) in _OF_WORKSPACE]
+        roots = [package for package in members if package["source"][_kind(package)] == "."] or members
         kinds = ("optional-dependencies", "dev-dependencies")
-        named = {group: [one[kind][group] for one in roots for kind in kinds if group in one.get(kind, {})]
-                 for group in groups}  # fmt: skip
-        there = sorted({group for one in roots for kind in kinds for group in one.get(kind, {})})
-        for group in [group for group, found in named.items() if not found]:
-            have = f"it has {', '.join(there)}" if there else "it has none"
+        tables = [package[kind] for package in roots for kind in kinds if kind in package]
+        there = {group for table in tables for group in table}
+        for group in [group for group in groups if group not in there]:
+            have = f"it has {', '.join(sorted(there))}" if there else "it has none"
             self.problems.append(f'{self.display}: its project has no group or extra "{group}": {have}')
-        self.chosen = {one["name"]: one for one in roots}
+        self.chosen = {package["name"]: package for package in roots}
         self.roots = set(self.chosen)
-        waiting = [entry for one in roots for entry in one.get("dependencies", [])]
-        waiting += [entry for found in named.values() for entries in found for entry in entries]
+        waiting = [entry for package in roots for entry in package.get("dependencies", [])]
+        waiting += [entry for table in tables for group in groups for entry in table.get(group, [])]
         seen: set[tuple[str, str]] = set()
         while waiting:
             entry = waiting.pop()
-            if not self.holds(entry.get("marker")) or not (package := self._package(entry)):
+            if not self._holds(entry.get("marker")) or not (package := self._package(entry)):
                 continue
             for extra in ("", *entry.get("extra", [])):
                 if (package["name"], extra) not in seen:
@@ -109,20 +111,20 @@ class _Reader:
         """The package that an entry means for this interpreter; None where that is not one: `problems` says why."""
         name = entry["name"]
         same = [
-            one
-            for one in self.packages.get(name, [])
-            if all(one.get(key) == entry[key] for key in ("version", "source") if key in entry)
+            package
+            for package in self.packages.get(name, [])
+            if all(package.get(key) == entry[key] for key in ("version", "source") if key in entry)
         ]
         if len(same) > 1:
-            same = [one for one in same if any(map(self.holds, one.get("resolution-markers", [None])))]
-        found = same[0] if len(same) == 1 else None
-        if found is None or self.chosen.setdefault(name, found) is not found:
-            versions = sorted({one.get("version", "?") for one in [*same, *([self.chosen[name]] if found else [])]})
+            same = [package for package in same if any(map(self._holds, package.get("resolution-markers", [None])))]
+        chosen = self.chosen.setdefault(name, same[0]) if len(same) == 1 else None
+        if chosen is None or chosen is not same[0]:
+            versions = sorted({package.get("version", "?") for package in [*same, *([chosen] if chosen else [])]})
             self.problems.append(
                 f"{self.display}: for this Python it has {' and '.join(versions) or 'no version'} of {name}, and an "
                 "environment has one\n  write it again: uv lock"
             )
-        return found
+        return chosen
 
     def written(self) -> tuple[str, list[str]]:
         """Return the requirements file, and the other projects, which are not in it. Raises Refused."""
