@@ -39,8 +39,8 @@ def _package(about: str, imports: str = "", others: str = "") -> Package:
 PACKAGES: Mapping[str, Package] = {
     "cli.actions": _package(
         "`stagec action`: what Bazel's actions run, a module for each",
-        "backends.cpu building bundle cli core frontends frontends.common frontends.jax jaxcache manifest patches stages "
-        "trust",
+        "backends.cpu building bundle cli core frontends frontends.common frontends.jax jaxcache manifest patches "
+        "stages trust",
     ),
     "cli": _package(
         "the commands: argv, what they print, exit statuses",
