@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 NAME = "uv.lock"
@@ -62,8 +62,7 @@ class _Reader:
             from pip._vendor.packaging.specifiers import SpecifierSet
         except ImportError as error:
             raise Refused(f"{display}: the pip of {sys.executable} cannot read its markers: {error}") from error
-        environment = {"extra": "", "platform_machine": architecture}
-        self.holds: Callable[[str | None], bool] = lambda marker: not marker or Marker(marker).evaluate(environment)
+        self.marker, self.environment = Marker, {"extra": "", "platform_machine": architecture}
         self.display = display
         self.problems: list[str] = []
         self.chosen: dict[str, Package] = {}
@@ -79,29 +78,28 @@ class _Reader:
                 "  name another: STAGEC_PYTHON=/path/to/python3"
             )
 
+    def _holds(self, marker: str | None) -> bool:
+        """Whether a marker is true for this interpreter; None is."""
+        return not marker or self.marker(marker).evaluate(self.environment)
+
     def walk(self, groups: Sequence[str]) -> None:
         """Choose what the project and its groups need; a workspace without a project: what all its members need."""
-        members = [
-            package for versions in self.packages.values() for package in versions if _kind(package) in _OF_WORKSPACE
-        ]
+        members = [package for same in self.packages.values() for package in same if _kind(package) in _OF_WORKSPACE]
         roots = [package for package in members if package["source"][_kind(package)] == "."] or members
         kinds = ("optional-dependencies", "dev-dependencies")
-        named = {
-            group: [package[kind][group] for package in roots for kind in kinds if group in package.get(kind, {})]
-            for group in groups
-        }
-        there = sorted({group for package in roots for kind in kinds for group in package.get(kind, {})})
-        for group in [group for group, entries in named.items() if not entries]:
-            have = f"it has {', '.join(there)}" if there else "it has none"
+        tables = [package[kind] for package in roots for kind in kinds if kind in package]
+        there = {group for table in tables for group in table}
+        for group in [group for group in groups if group not in there]:
+            have = f"it has {', '.join(sorted(there))}" if there else "it has none"
             self.problems.append(f'{self.display}: its project has no group or extra "{group}": {have}')
         self.chosen = {package["name"]: package for package in roots}
         self.roots = set(self.chosen)
         waiting = [entry for package in roots for entry in package.get("dependencies", [])]
-        waiting += [entry for lists in named.values() for entries in lists for entry in entries]
+        waiting += [entry for table in tables for group in groups for entry in table.get(group, [])]
         seen: set[tuple[str, str]] = set()
         while waiting:
             entry = waiting.pop()
-            if not self.holds(entry.get("marker")) or not (package := self._package(entry)):
+            if not self._holds(entry.get("marker")) or not (package := self._package(entry)):
                 continue
             for extra in ("", *entry.get("extra", [])):
                 if (package["name"], extra) not in seen:
@@ -110,18 +108,18 @@ class _Reader:
                     waiting += of_extras.get(extra, [])
 
     def _package(self, entry: Package) -> Package | None:
-        """The package that an entry means for this interpreter; None if none or several are: `problems` says why."""
+        """The package that an entry means for this interpreter; None where that is not one: `problems` says why."""
         name = entry["name"]
         same = [
-            each
-            for each in self.packages.get(name, [])
-            if all(each.get(key) == entry[key] for key in ("version", "source") if key in entry)
+            package
+            for package in self.packages.get(name, [])
+            if all(package.get(key) == entry[key] for key in ("version", "source") if key in entry)
         ]
         if len(same) > 1:
-            same = [each for each in same if any(map(self.holds, each.get("resolution-markers", [None])))]
-        chosen = same[0] if len(same) == 1 else None
-        if chosen is None or self.chosen.setdefault(name, chosen) is not chosen:
-            versions = sorted({each.get("version", "?") for each in [*same, *([self.chosen[name]] if chosen else [])]})
+            same = [package for package in same if any(map(self._holds, package.get("resolution-markers", [None])))]
+        chosen = self.chosen.setdefault(name, same[0]) if len(same) == 1 else None
+        if chosen is None or chosen is not same[0]:
+            versions = sorted({package.get("version", "?") for package in [*same, *([chosen] if chosen else [])]})
             self.problems.append(
                 f"{self.display}: for this Python it has {' and '.join(versions) or 'no version'} of {name}, and an "
                 "environment has one\n  write it again: uv lock"
