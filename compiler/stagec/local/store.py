@@ -209,7 +209,8 @@ class Store:
     def last(self, name: str) -> dict[str, str]:
         """Return the keys that actions of a workspace had in the last build, by what they make."""
         with contextlib.suppress(OSError, ValueError):
-            return json.loads((self.folder / "digests" / f"{name}.last.json").read_bytes())
+            keys: dict[str, str] = json.loads((self.folder / "digests" / f"{name}.last.json").read_bytes())
+            return keys
         return {}
 
     def remember(self, name: str, keys: Mapping[str, str]) -> None:
