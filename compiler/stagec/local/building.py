@@ -173,7 +173,7 @@ def states(wanted: Wanted, files: Iterable[str | Path] = ()) -> dict[str, tuple[
 
     Those that are not there are left out.
     """
-    states: dict[str, tuple[int, ...]] = {}
+    known: dict[str, tuple[int, ...]] = {}
     with contextlib.suppress(StagecError):  # the manifest, or data, is not there
         root = _root(wanted)
         below = [*environment.files_below(str(root), (".py", ".toml"))]
@@ -182,8 +182,8 @@ def states(wanted: Wanted, files: Iterable[str | Path] = ()) -> dict[str, tuple[
         files = [*(root / name for name in below), *files]
     for path in files:
         with contextlib.suppress(OSError):
-            states[str(path)] = tuple(state(str(path)))
-    return states
+            known[str(path)] = tuple(state(str(path)))
+    return known
 
 
 def _root(wanted: Wanted) -> Path:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -41,8 +41,9 @@ class Pool:
         self.store = store
         self._held = contextlib.ExitStack()
         self._root: Path | None = None
+        self._workspace: Workspace | None = None  # of the build, once there is a plan
         self._facts: Sequence[Mapping[str, str]] = ()
-        self._idle: dict[_Kind, list[Client]] = {}
+        self._idle: defaultdict[_Kind, list[Client]] = defaultdict(list)
         self._all: list[Client] = []
         self._number = Counter[_Kind]()
 
@@ -69,6 +70,7 @@ class Pool:
             if self._facts:
                 self.close()
             self._facts = facts
+        self._workspace = workspace
         with os.scandir(self.root) as entries:  # of the build before
             for entry in list(entries):
                 shutil.rmtree(entry) if entry.name == OUT else os.unlink(entry.path)
@@ -79,47 +81,47 @@ class Pool:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
 
-    def worker(self, workspace: Workspace, action: Action) -> Client | None:
+    def worker(self, action: Action) -> Client | None:
         """Return a worker for an action; None if it needs none."""
         if not action.in_worker:
             return None
-        kind = _kind(workspace, action)
-        return self._idle[kind].pop() if self._idle.get(kind) else self._start(kind)
+        kind = self._kind(action)
+        return self._idle[kind].pop() if self._idle[kind] else self._start(kind)
 
-    def run(self, workspace: Workspace, action: Action, inputs: Sequence[str], client: Client | None) -> Done:
+    def run(self, action: Action, inputs: Sequence[str], client: Client | None) -> Done:
         """Do an action, with the worker for it."""
         started = time.monotonic()
         if client is None:
-            response = _alone(workspace, action, self.root)
+            response = self._alone(action)
         else:
             outputs = [*action.outputs, *([action.unread] if action.runs_model else [])]
             response = client.run(action.arguments, inputs, outputs)
-            self._idle.setdefault(_kind(workspace, action), []).append(client)
+            self._idle[self._kind(action)].append(client)
         return Done(response, time.monotonic() - started)
 
-    def is_idle(self, workspace: Workspace, action: Action) -> bool:
+    def is_idle(self, action: Action) -> bool:
         """Return whether an action can be done without a new worker."""
-        return not action.in_worker or bool(self._idle.get(_kind(workspace, action)))
+        return not action.in_worker or bool(self._idle[self._kind(action)])
 
-    def may_start(self, workspace: Workspace, action: Action, waiting: Sequence[Action], jobs: int) -> bool:
+    def may_start(self, action: Action, waiting: Sequence[Action], jobs: int) -> bool:
         """Return whether an action is worth a new worker.
 
         It is not if another kind has fewer workers and enough to do: of two cores, one exports and one compiles. Each
         worker less is 0.7 CPU seconds less.
         """
-        kind = _kind(workspace, action)
-        others = Counter(_kind(workspace, other) for other in waiting)
+        kind = self._kind(action)
+        others = Counter(self._kind(other) for other in waiting)
         return all(self._number[kind] <= self._number[other] for other, many in others.items() if many >= jobs)
 
-    def prepare(self, workspace: Workspace, waiting: Sequence[Action]) -> bool:
+    def prepare(self, waiting: Sequence[Action]) -> bool:
         """Start a worker for the next actions whose kind has none: it imports packages while others compute.
 
         Return whether there was one to start.
         """
         for action in waiting:
-            kind = _kind(workspace, action)
+            kind = self._kind(action)
             if action.in_worker and not self._number[kind]:
-                self._idle.setdefault(kind, []).append(self._start(kind))
+                self._idle[kind].append(self._start(kind))
                 return True
         return False
 
@@ -127,7 +129,7 @@ class Pool:
         """Start the worker that any build needs first, which exports."""
         kind = "action export", os.pathsep.join(packages)
         if not self._number[kind]:
-            self._idle.setdefault(kind, []).append(self._start(kind))
+            self._idle[kind].append(self._start(kind))
 
     def _start(self, kind: _Kind) -> Client:
         from stagec.worker.client import Client  # a build in which nothing has changed need not wait for it
@@ -149,22 +151,18 @@ class Pool:
         self._all.clear()
         self._number.clear()
 
+    def _kind(self, action: Action) -> _Kind:
+        assert self._workspace
+        plugin = self._workspace.plugins.get(action.platform)
+        return action.command, os.pathsep.join([*self._workspace.packages, *([plugin] if plugin else [])])
 
-def _kind(workspace: Workspace, action: Action) -> _Kind:
-    return action.command, os.pathsep.join(_packages(workspace, action.platform))
+    def _alone(self, action: Action) -> Response:
+        import subprocess
 
+        from stagec.worker.protocol import Response
 
-def _packages(workspace: Workspace, platform: str) -> list[str]:
-    plugin = workspace.plugins.get(platform)
-    return [*workspace.packages, *([plugin] if plugin else [])]
-
-
-def _alone(workspace: Workspace, action: Action, root: Path) -> Response:
-    import subprocess
-
-    from stagec.worker.protocol import Response
-
-    words = [*environment.command(), *action.command.split(), *action.arguments]
-    variables = environment.variables(_packages(workspace, "cpu"))
-    done = subprocess.run(words, cwd=root, env=variables, check=False, capture_output=True, text=True)
-    return Response(done.returncode, done.stdout + done.stderr)
+        command, packages = self._kind(action)
+        words = [*environment.command(), *command.split(), *action.arguments]
+        variables = environment.variables(packages.split(os.pathsep))
+        done = subprocess.run(words, cwd=self.root, env=variables, check=False, capture_output=True, text=True)
+        return Response(done.returncode, done.stdout + done.stderr)

@@ -128,10 +128,9 @@ class Runner:
                         self._place(self._seen(action), pool.root)
                         progress.total = len(self.outcome.ran) + len(running) + 1 + len(waiting)
                         progress.step(self._line([*running.values(), action], len(waiting), jobs))
-                        client = pool.worker(self._workspace, action)
-                        words = self._workspace, action, self._seen(action), client
+                        words = action, self._seen(action), pool.worker(action)
                         running[executor.submit(pool.run, *words)] = action
-                    elif not pool.prepare(self._workspace, waiting):
+                    elif not pool.prepare(waiting):
                         break
                 if not running:
                     break
@@ -157,9 +156,9 @@ class Runner:
     def _next(self, waiting: list[Action], pool: Pool, jobs: int) -> Action | None:
         """Take the next action to do: one that a worker is idle for, or else one that is worth a new worker."""
         ready = list(self._ready(waiting))
-        chosen = next((action for action in ready if pool.is_idle(self._workspace, action)), None)
+        chosen = next((action for action in ready if pool.is_idle(action)), None)
         if chosen is None:
-            starts = (action for action in ready if pool.may_start(self._workspace, action, waiting, jobs))
+            starts = (action for action in ready if pool.may_start(action, waiting, jobs))
             chosen = next(starts, None)
         if chosen:
             waiting.remove(chosen)
