@@ -185,19 +185,19 @@ def reproduce(
             if different:
                 different[0] += "".join(f"\n    {line}" for line in _constants(artifact, outs))
             how_traced = specs.function_spec(artifact.spec.read_text()).computed_on.get("examined")
-            found = unpromised if how_traced == specs.NOT_EXAMINED else differences
+            noted = unpromised if how_traced == specs.NOT_EXAMINED else differences
             # The description has the digest of the other file.
-            found += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
+            noted += different or _compare([artifact.description, *(out / f"{name}.json" for out in outs)])
             if artifact.lowered:
-                found += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
+                noted += _compare([artifact.lowered, *(out / f"{name}.lowered" for out in outs)])
         for executable in executables:
-            found = unpromised if _target(executable).examined == specs.NOT_EXAMINED else differences
+            noted = unpromised if _target(executable).examined == specs.NOT_EXAMINED else differences
             built_again = [out / f"{executable.name}.xla" for out in outs]
-            found += _compare([executable.executable, *built_again], _platform(executable))
-            found += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
+            noted += _compare([executable.executable, *built_again], _platform(executable))
+            noted += _compare([executable.description, *(out / f"{executable.name}.json" for out in outs)])
         for entry in entries:
-            found = unpromised if _target(entry).examined == specs.NOT_EXAMINED else differences
-            found += _compare([entry.executable, *(out / f"{entry.name}.xla" for out in outs)], _platform(entry))
+            noted = unpromised if _target(entry).examined == specs.NOT_EXAMINED else differences
+            noted += _compare([entry.executable, *(out / f"{entry.name}.xla" for out in outs)], _platform(entry))
     return differences, unpromised, len(traced) + len(executables) + len(entries)
 
 
