@@ -1,15 +1,17 @@
 """The builds of jaxlib and its plugins that stagec knows: add one, and try again all that this Python has wheels for.
 
     python tools/known_builds.py add WHEEL [WHEEL ...]
+    python tools/known_builds.py examine PACKAGE[==VERSION] [...]
     python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
     python tools/known_builds.py names [VERSION ...]
 
-`add` examines wheels of jaxlib and of its plugins, compiles with each (tests/patches/probe.py), and writes its row
-into compiler/stagec/patches/known_builds.json, and the row of a new release of jaxlib into manifests/releases.toml.
-A build that is not as those that are known gets no row, and
-it prints what is different. `test` fetches the wheels of rows with pip, does the same, and compares; it changes
-nothing. `names` installs jax and jaxlib of each version into a folder, and prints the private names (private_names.txt)
-that they do not have; without a version it looks at those that are installed.
+`add` examines wheels of jaxlib and of its plugins, compiles with each (tests/patches/probe.py), and writes
+its row into compiler/stagec/patches/known_builds.json, and the row of a new release of jaxlib into
+manifests/releases.toml. A build that is not as those that are known gets no row, and
+it prints what is different. `examine` fetches wheels with pip, the newest unless you say a version, does the same for
+those without a row, and prints the row. `test` fetches the wheels of rows with pip, does the same, and compares. Both
+change nothing. `names` installs jax and jaxlib of each version into a folder, and prints the private names
+(private_names.txt) that they do not have; without a version it looks at those that are installed.
 
 A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how. One
 for aarch64 needs such a Python of the same version, with an emulator in front of it on another machine: `--python`
@@ -54,10 +56,12 @@ def main() -> int:
         "--for", dest="tag", default=known_builds.python_tag(), help="the tag of wheels (default: of here)"
     )
     test.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and look there first")
+    examine = commands.add_parser("examine", help="say which builds have no row, and which one they would get")
+    examine.add_argument("which", nargs="+", help="such as jaxlib or libtpu==0.0.41")
     names = commands.add_parser("names", help="say which private names a release of jax and jaxlib does not have")
     names.add_argument("versions", nargs="*", help="such as 0.12.0 (default: what is installed)")
     names.set_defaults(run=run_names)
-    for command, run in ((add, run_add), (test, run_test)):
+    for command, run in ((add, run_add), (examine, run_examine), (test, run_test)):
         command.add_argument("--python", default=sys.executable, help="the Python that compiles (default: this one)")
         command.add_argument("--under", default="", help="try wheels for another Python: how this one stands in for it")
         command.set_defaults(run=run)
@@ -69,21 +73,46 @@ def run_add(options: argparse.Namespace) -> int:
     """Add wheels; return the exit status."""
     failed = 0
     for wheel in options.wheels:
-        before = known_builds.rows()
         try:
-            row = described(wheel, options.under)
-            others = [other for other in before if other.build_id != row.build_id]
-            write([*others, row])  # it compiles with what it knows
-            write([*others, tried(wheel, row, options.python, options.under)])
+            row = examined(wheel, options)
+            write([*(other for other in known_builds.rows() if other.build_id != row.build_id), row])
             if package(row) == "jaxlib":
                 write_release(row.version, released(wheel))
         except Unsuitable as error:
-            write(before)
             failed += 1
             print(f"{wheel.name}: {error}", flush=True)
         else:
             print(f"{wheel.name}: added", flush=True)
     return 1 if failed else 0
+
+
+def examined(wheel: Path, options: argparse.Namespace) -> Build:
+    """Return the row of a wheel, examined and tried. The table is afterwards as it was."""
+    before, row = known_builds.rows(), described(wheel, options.under)
+    write([*(other for other in before if other.build_id != row.build_id), row])  # it compiles with what it knows
+    try:
+        return tried(wheel, row, options.python, options.under)
+    finally:
+        write(before)
+
+
+def run_examine(options: argparse.Namespace) -> int:
+    """Examine the wheels of packages; return the exit status: 1 if one has no row."""
+    unknown = 0
+    for requirement in options.which:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                pip("download", "--no-deps", "--only-binary=:all:", "--dest", folder, requirement)
+                (wheel,) = Path(folder).glob("*.whl")
+                if described(wheel, options.under).build_id in {row.build_id for row in known_builds.rows()}:
+                    print(f"{wheel.name}: has a row", flush=True)
+                    continue
+                row = json.dumps(dataclasses.asdict(examined(wheel, options)))
+                print(f"{wheel.name}: has no row; `add` writes {row}", flush=True)
+            except Unsuitable as error:
+                print(f"{requirement}: {error}", flush=True)
+            unknown += 1
+    return 1 if unknown else 0
 
 
 def run_test(options: argparse.Namespace) -> int:

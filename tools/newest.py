@@ -3,9 +3,10 @@
     python tools/newest.py [--python PYTHON] [--folder FOLDER] [--pre]
 
 Installs the newest jax and jaxlib of the index, and the other packages of tests/newest.in, into a virtual environment,
-and prints what breaks there: builds without a row, private names that are gone, members of `jax.jit`, `jax.stages` and
-`jax.export` that stagec does not have, files and artifacts that are read in another way, and whether a small program
-runs. It also prints JAX's own dates: deprecations that these tests meet, and comments about what JAX will do when.
+and prints what breaks there: builds of jaxlib, the CUDA plugin and libtpu without a row, with what is other in them or
+the row that they would get, private names that are gone, members of `jax.jit`, `jax.stages` and `jax.export` that
+stagec does not have, files and artifacts that are read in another way, and whether a small program runs. It also prints
+JAX's own dates: deprecations that these tests meet, and comments about what JAX will do when.
 The status is 1 if something breaks. `tools/known_builds.py add WHEEL` writes the rows of new builds.
 """
 
@@ -32,17 +33,6 @@ TESTS = {
     "artifacts that JAX wrote": ("tests/corpus/test_artifacts.py",),
 }
 """What breaks first, by tests. The whole suite runs with `--config=other_versions`, once tests/newest.lock names it."""
-_KNOWN = """
-import sys
-sys.path.insert(0, "compiler")
-from stagec.patches import known_builds
-from importlib import metadata
-version, tag = metadata.version("jaxlib"), known_builds.python_tag()
-mine = [row for row in known_builds.rows() if known_builds.LIBRARIES[row.library].package == "jaxlib"]
-known = (version, tag) in {(row.version, row.python) for row in mine}
-print("jaxlib", version, "of", tag, "has a row" if known else "has no row: python tools/known_builds.py add WHEEL")
-sys.exit(not known)
-"""
 _DATE = re.compile(
     r"\b\d{1,2}/\d{1,2}/(?:20)?\d\d\b|\b(?:January|February|March|April|May|June|July|August|September"
     r"|October|November|December)\s+(?:\d{1,2}(?:st|nd|rd|th)?,?\s+)?20\d\d\b"
@@ -74,8 +64,11 @@ def installed(python: str, folder: Path, options: Sequence[str]) -> Path:
 def looked_at(python: Path) -> int:
     """Print what breaks in an environment, and JAX's dates. Return how much breaks."""
     broken = 0
+    ask = "from importlib import metadata; print(metadata.version('jaxlib'))"
+    version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    builds = (f"jaxlib=={version}", f"jax-cuda13-pjrt=={version}", "libtpu")
     looks = {
-        "builds": ["-c", _KNOWN],
+        **{f"the build of {build}": ["-s", "tools/known_builds.py", "examine", build] for build in builds},
         "private names": ["-s", "tools/private_names.py"],
         **{title: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *words] for title, words in TESTS.items()},
     }

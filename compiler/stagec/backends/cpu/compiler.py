@@ -166,7 +166,7 @@ def compile_module(
     if other:
         write = _AS_IT_IS if as_it_is else ""
         raise CannotCompile(f"this machine cannot build for {named}: XLA compiled for {other}", key, write)
-    canonical, hardware = for_this_machine(raw) if as_it_is else (canonicalize(raw, seen.features), None)
+    canonical, this_machine = for_this_machine(raw) if as_it_is else (canonicalize(raw, seen.features), None)
     optimized = executable.hlo_modules()[0]
     return CompiledModule(
         executable=canonical,
@@ -176,7 +176,7 @@ def compile_module(
         device_ids=range(num_devices),
         optimized=optimized,
         avoided=avoided,
-        hardware=hardware,
+        hardware=this_machine,
     )
 
 
