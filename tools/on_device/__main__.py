@@ -130,12 +130,15 @@ def run(folder: Path, output: Path, platform: str, minutes: float, names: list[s
             started = time.monotonic()
             end += steps.STEPS[name].seconds * shares
             prepared = folder if name == "describe" else steps.chosen(folder, scratch)
-            made = list(_step(name, prepared, scratch, environment, end, minutes / USUAL, log))
-            rows += [{"step": name, **row} for row in made]
+            made: list[dict[str, Any]] = []
+            try:
+                made.extend(_step(name, prepared, scratch, environment, end, minutes / USUAL, log))
+            finally:  # also where this process is told to end: what came before that is in the list
+                rows += [{"step": name, **row} for row in made]
+                _write(output, rows, environment)
+                if (scratch / steps.DEVICE).exists():
+                    shutil.copy(scratch / steps.DEVICE, output)
             print(f"{name}: {time.monotonic() - started:.0f} s; {_counted(made)}", flush=True)
-            _write(output, rows, environment)
-        if (scratch / steps.DEVICE).exists():
-            shutil.copy(scratch / steps.DEVICE, output)
         lost = steps.chosen(folder, scratch) / "lost.json"
         for what, why in (json.loads(lost.read_text()) if lost.exists() else {}).items():
             rows.append({"step": "prepare", **_row(what, "built without a device", why, steps.FAILED)})

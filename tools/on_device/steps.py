@@ -440,8 +440,8 @@ def autotune(folder: Path, out: Path, part: str) -> Iterator[Row]:
             min(_seconds(*_on_device(each[name], args, kwargs)))
             for each in (bundle, stagec.load(tuned, policy="executable_only"))
         )
-        raw = {"before": before, "after": after}
-        yield Row(name, "no slower with results", f"{after / before:.2f}x", _verdict(after <= 1.05 * before), raw)
+        times = {"before": before, "after": after}
+        yield Row(name, "no slower with results", f"{after / before:.2f}x", _verdict(after <= 1.05 * before), times)
 
 
 def _tuned(folder: Path, out: Path, name: str, results: str) -> Path | str:
