@@ -38,4 +38,4 @@ def replace() -> None:
     """Put it there, in this process."""
     compiler.compile_module = compile_module
     nvidia.register_custom_calls = lambda: None  # type: ignore[assignment]  # CPUs call none of CUDA's functions
-    plugins._changed = lambda plugin: contextlib.nullcontext()  # type: ignore[assignment]  # nor is it a known build
+    plugins._changed = lambda plugin, examined: contextlib.nullcontext()  # type: ignore[assignment]  # nor is it a known build
