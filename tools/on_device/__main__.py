@@ -133,7 +133,7 @@ def run(folder: Path, output: Path, platform: str, minutes: float, names: list[s
             made: list[dict[str, Any]] = []
             try:
                 made.extend(_step(name, prepared, scratch, environment, end, minutes / USUAL, log))
-            finally:  # also where this process is told to end: what came before that is in the list
+            finally:  # also where somebody ends this process: what came before that is in the list
                 rows += [{"step": name, **row} for row in made]
                 _write(output, rows, environment)
                 if (scratch / steps.DEVICE).exists():
