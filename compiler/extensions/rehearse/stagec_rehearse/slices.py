@@ -7,6 +7,7 @@ compiled from Python, where nothing is run: results are zeros in memory that nob
 
 from __future__ import annotations
 
+import functools
 import mmap
 import sys
 import threading
@@ -71,17 +72,23 @@ class Slice:
 
             setattr(type_, name, property(of_property) if get else of_method)
 
+        def of_twin(name: str) -> Callable[[Any], Any]:
+            return lambda device: getattr(self._twin(device), name)
+
+        def of_client(name: str) -> Callable[[Any], Any]:
+            return lambda _: getattr(first.client, name)
+
         of_slice, is_client = self.__contains__, lambda client: client is self._client
         first = next(iter(self._devices.values()))
         for name in ("platform", "device_kind"):
-            asked(_jax.Device, name, lambda device, name=name: getattr(self._twin(device), name), of_slice)
-        asked(_jax.Device, "__getattr__", lambda device: lambda name: getattr(self._twin(device), name), of_slice)
+            asked(_jax.Device, name, of_twin(name), of_slice)
+        asked(_jax.Device, "__getattr__", lambda device: functools.partial(getattr, self._twin(device)), of_slice)
         asked(_jax.Device, "__repr__", lambda device: lambda: repr(self._twin(device)), of_slice)
         asked(_jax.Device, "__str__", lambda device: lambda: str(self._twin(device)), of_slice)
         asked(_jax.Device, "memory_stats", lambda _: self._memory, of_slice)
         asked(_jax.DeviceList, "device_kind", lambda _: first.device_kind, lambda listed: listed[0] in self)
         for name in ("platform", "platform_version", "_raw_platform"):
-            asked(_jax.Client, name, lambda _, name=name: getattr(first.client, name), is_client)
+            asked(_jax.Client, name, of_client(name), is_client)
         asked(_jax.Client, "deserialize_executable", lambda _: self._found, is_client)
         fingerprinted, compile_ = xla_client.get_topology_for_devices, compiler.backend_compile_and_load
 
