@@ -192,8 +192,8 @@ PACKAGES: Mapping[str, Package] = {
         "stagec_rehearse",
     ),
     "stagec_rehearse": _package(
-        "a program on devices that are not there: a virtual driver, and what JAX compiles",
-        "building core frontends.common frontends.jax hardware jaxcache manifest",
+        "a program on devices that are not there: a virtual driver, a slice of TPUs, and what JAX compiles",
+        "backends backends.tpu building core frontends.common frontends.jax hardware jaxcache manifest",
         "jax jaxlib numpy",
     ),
     "stagec_arrays.frontend": _package(

@@ -10,9 +10,16 @@ load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:signing.bzl", "aot_signing")
 
+def _platform(target):
+    """Returns what the targets of a rehearsal are for; a slice of TPUs is a generation and its chips, as "v5e:2x4"."""
+    return "cpu" if target.startswith("cpu") else "tpu" if ":" in target else "cuda"
+
+def _file_name(target):
+    return target.replace(":", "-")
+
 def _spec(ctx, target):
     """Declares the spec with which to compile for a target, after a look at all keys."""
-    spec = ctx.actions.declare_file("%s.%s.spec.json" % (ctx.label.name, target))
+    spec = ctx.actions.declare_file("%s.%s.spec.json" % (ctx.label.name, _file_name(target)))
     arguments = ctx.actions.args()
     arguments.add("--label=" + label_of(ctx.label))
     arguments.add("--programs", ctx.file.programs)
@@ -39,9 +46,9 @@ def _aot_programs_impl(ctx):
         spec = _spec(ctx, target)
         for key in ctx.files.keys:
             program = struct(
-                name = "%s.%s" % (target, key.basename[:-len(".key")]),
+                name = "%s.%s" % (_file_name(target), key.basename[:-len(".key")]),
                 spec = spec,
-                platform = "cuda" if plugin else "cpu",
+                platform = _platform(target),
                 plugin = plugin,
             )
 
@@ -88,13 +95,14 @@ def aot_programs(name, programs, targets, **kwargs):
     Args:
       name: string, what the names of the targets begin with.
       programs: string, the path of the programs.toml that `stagec rehearse` wrote; the folder `programs` is beside it.
-      targets: list of string, what to build for, as in `stagec targets`: several for CPUs, or the NVIDIA device.
+      targets: list of string, what to build for, as in `stagec targets`: several for CPUs, or the NVIDIA device, or the slice of TPUs.
       **kwargs: attributes that all rules have, such as `visibility` and `tags`.
     """
     folder = programs.rpartition("/")[0]
     keys = native.glob([(folder + "/" if folder else "") + "programs/*.key"])
     if not keys:
         fail("aot_programs %s: there are no keys in %s/programs: rehearse the program first (docs/rehearse.md)" % (name, folder))
+    plugins = [PLUGINS[_platform(target)] for target in targets if _platform(target) != "cpu"]
     cache = name + ".jax_cache"
     tags = kwargs.pop("tags", [])
     _aot_programs(
@@ -102,7 +110,7 @@ def aot_programs(name, programs, targets, **kwargs):
         programs = programs,
         keys = keys,
         targets = targets,
-        plugin = None if all([target.startswith("cpu") for target in targets]) else PLUGINS["cuda"],
+        plugin = (plugins + [None])[0],
         tags = tags,
         **kwargs
     )

@@ -109,12 +109,13 @@ class Backend(Protocol):
         """Return the hardware of `target`, without compiling. Raises CannotCompile when there is no such hardware."""
 
     def compile_module(
-        self, module: ir.Module, target: Any, mesh: Sequence[int], options: bytes = b""
+        self, module: ir.Module, target: Any, mesh: Sequence[int], options: bytes = b"", **ids: Sequence[int]
     ) -> CompiledModule:
         """Compile a StableHLO module in a process that `prepare_process` has prepared.
 
         mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
         options: XLA's CompileOptions of JAX for it, serialized; empty: those of an export.
+        ids: for TPUs alone: the device of each partition, where it is not the one of `jax.make_mesh`.
         Raises CannotCompile when the compiler refuses the module, an option or the target.
         """
 

@@ -55,7 +55,8 @@ def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequenc
         if target.platform == "cpu":
             register_custom_calls(mlir.custom_calls(module))
         try:
-            compiled = backend.compile_module(module, target, first.mesh, first.parts[jax_entries.OPTIONS])
+            chosen = {"ids": first.ids} if first.ids else {}
+            compiled = backend.compile_module(module, target, first.mesh, first.parts[jax_entries.OPTIONS], **chosen)
         except CannotCompile as error:
             raise problem(error, spec) from error
     topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
@@ -104,8 +105,11 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
     options = xla_client.CompileOptions.ParseFromString(serialized)
     if (options.num_replicas, options.num_partitions) != (1, count):
         yield f"it is for {options.num_replicas * options.num_partitions} devices, and the mesh has {count}"
+    elif key.ids and (target.platform != "tpu" or len({*key.ids}) != count or len(key.ids) != count):
+        yield f"it is for the TPUs {key.ids}, and the mesh has {count} devices of {target.platform}"
     elif (
-        compilation.compile_options(range(count), target.compiler_options, serialized).SerializeAsString() != serialized
+        compilation.compile_options(key.ids or range(count), target.compiler_options, serialized).SerializeAsString()
+        != serialized
     ):
         yield "its options are not the target's compiler_options"
     # Options of XLA that are strings name files to read or write, and a model may have set them.

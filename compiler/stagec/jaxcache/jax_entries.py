@@ -52,6 +52,7 @@ _KEY = json_shapes.shape(
         "module": _MODULE,
         "mesh": [int],
         "committed": [int],
+        "ids": [int],
         "zlib": json_shapes.constant(*COMPRESSIONS),
         "parts": dict.fromkeys(_PARTS, int),
     }
@@ -65,6 +66,7 @@ class Key:
     module: the module's name, such as "jit_predict". parts: the inputs of JAX's hash, by JAX's names, in JAX's order.
     mesh: sizes of the axes over which the module splits arrays; no part of a name.
     committed: positions of the arguments that lie on a device that the program chose; no part of a name by itself.
+    ids: the TPUs that the program chose, in its order; empty: as `jax.make_mesh` orders them. No part by itself either.
     zlib: how JAX packs files whose key says zlib: with Python 3.14 as zstandard does; no part of a name.
     """
 
@@ -72,6 +74,7 @@ class Key:
     parts: Mapping[str, bytes]
     mesh: Sequence[int] = ()
     committed: Sequence[int] = ()
+    ids: Sequence[int] = ()
     zlib: str = "zlib"
 
     def name(self) -> str:
@@ -89,6 +92,7 @@ class Key:
             "module": self.module,
             "mesh": list(self.mesh),
             "committed": list(self.committed),
+            **({"ids": list(self.ids)} if self.ids else {}),
             "zlib": self.zlib,
             "parts": parts,
         }
@@ -104,6 +108,8 @@ class Key:
         while at < len(data):
             end = data.find(b"\n", at)
             head = strict_json.parse(data[at:end] if end >= 0 else b"", _MOST)
+            if isinstance(head, dict):
+                head.setdefault("ids", [])
             _KEY(head)
             # The hash is of the parts in a row, with nothing between them: in another order they would be another name.
             if list(head["parts"]) != list(_PARTS):
@@ -112,7 +118,7 @@ class Key:
             for name, length in head["parts"].items():
                 parts[name] = data[at : at + length]
                 at += length
-            keys.append(Key(head["module"], parts, head["mesh"], head["committed"], head["zlib"]))
+            keys.append(Key(head["module"], parts, head["mesh"], head["committed"], head["ids"], head["zlib"]))
         if not keys or at != len(data):
             raise ValueError(f"{len(data):,} bytes, not the {at:,} that it says")
         return keys

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -38,9 +38,12 @@ from stagec.core.builds import extensions
 from stagec.frontends.common import patched
 from stagec.frontends.jax import cache_keys
 from stagec.jaxcache import jax_entries
-from stagec_rehearse import FOLDER, standing_in
+from stagec_rehearse import FOLDER, running, standing_in
 from stagec_rehearse.driver import LIBRARIES
 from stagec_rehearse.values import Values, write
+
+if TYPE_CHECKING:
+    from stagec_rehearse.slices import Slice
 
 _MOST = 1 << 16
 """Programs that a process counts the runs of."""
@@ -53,7 +56,8 @@ _SETTINGS = {
     "jax_debug_nans": "False",
 }
 """Settings that change what JAX compiles, and that programs set, with JAX's defaults."""
-_IS_CUDA = os.environ.get(f"{FOLDER}_PLATFORM") == "cuda"
+_PLATFORM = os.environ.get(f"{FOLDER}_PLATFORM", "cpu")
+_IS_CUDA = _PLATFORM == "cuda"
 _QUICK = (("xla_gpu_autotune_level", "0"), ("xla_gpu_enable_command_buffer", ""))
 """XLA times no kernels: there is nothing to time on a virtual device, and it took 22 of 23 s of a training step. And it
 launches each kernel by itself, which asks less of the driver than a graph of all. A key has neither."""
@@ -68,8 +72,9 @@ def start() -> None:
     if jax.config.values["jax_enable_compilation_cache"]:  # with a folder, in which the program is to find all
         monitoring.register_event_listener(observer.event)
         import stagec.jax_cache  # noqa: F401
-    # JAX's own fast way calls executables from C++, where nobody can count.
+    # JAX's own fast ways call executables from C++, where nobody can count.
     pjit._get_fastpath_data = lambda *_, **__: None
+    pxla.MeshExecutable.create_cpp_call = lambda *_: None  # type: ignore[method-assign]
     run = pxla.ExecuteReplicated.__call__
 
     @functools.wraps(run)
@@ -89,6 +94,10 @@ def start() -> None:
         hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
         for name in LIBRARIES:  # before JAX loads NVIDIA's own: the first of a name is the one that XLA gets
             ctypes.CDLL(name)
+    if _PLATFORM == "tpu":
+        from stagec_rehearse.slices import Slice
+
+        observer.slice = Slice(running.tpus(os.environ[f"{FOLDER}_DEVICE"]))
     if joined := os.environ.get(f"{FOLDER}_JOINED"):
         address, processes, number = joined.split()
         join = distributed.State.initialize
@@ -120,7 +129,7 @@ def _has(distribution: str) -> bool:
         return False
 
 
-_PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
+_PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "libtpu")
 
 
 def _clear(results: Any) -> None:
@@ -153,6 +162,7 @@ class _Observer:
         self._here = threading.local()
         self._values = Values() if os.environ.get(f"{FOLDER}_VALUES") else None
         self._zeros: dict[int, str] = {}
+        self.slice: Slice | None = None
 
     def _open(self) -> None:
         """A forked process has files of its own."""
@@ -180,10 +190,11 @@ class _Observer:
             # With Python 3.14 JAX packs files as zstandard does whose keys say zlib (`cache_keys.compression`).
             packed = "zlib" if getattr(compilation_cache, "zstd", None) is None else "zstandard"
             mesh = _mesh(computation) or [int(devices.size)]
-            key = dataclasses.replace(key.with_parts(plain), mesh=mesh, zlib=packed)
+            ids = [device.id for device in devices.flat] if _PLATFORM == "tpu" else []
+            key = dataclasses.replace(key.with_parts(plain), mesh=mesh, ids=ids, zlib=packed)
             if args[4]:
                 row["not_kept"] = "it calls back into Python, and JAX keeps no such program"
-            elif _IS_CUDA and backend.platform == "cpu":
+            elif _PLATFORM != "cpu" and backend.platform == "cpu":
                 row["not_kept"] = "it is for the CPU beside the device"
             else:
                 row["hex"] = key.to_bytes().hex()
@@ -193,6 +204,8 @@ class _Observer:
             row["devices"] = int(devices.size)
         except Exception as error:  # noqa: BLE001  # the program must not notice
             row["unknown"] = f"{type(error).__name__}: {error}"
+        if self.slice:
+            self.slice.here.module, self.slice.here.donated = computation, row.get("donated", [])
         began, self._here.hits = time.perf_counter(), 0
         try:
             executable = before(*args, **kwargs)

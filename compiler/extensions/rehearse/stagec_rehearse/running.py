@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stagec
-from stagec.core.messages.errors import mistake
-from stagec.hardware import cuda
+from stagec.core.builds.specs import TpuTarget
+from stagec.core.messages.errors import either, mistake
+from stagec.hardware import cuda, tpu
+from stagec.hardware.tpu_topologies import topologies
 from stagec_rehearse import FOLDER, driver
 
 CPU = "cpu"
 """The device that is JAX's own CPU client, as many devices as asked for."""
-_PLUGIN = "jax-cuda13-plugin"
+_NEEDED = {"cuda": ("jax-cuda13-plugin", "jax[cuda13]"), "tpu": ("libtpu", "jax[tpu]")}
+"""The package without which a platform's devices are not rehearsed, and what installs it with JAX."""
 _STEP = 0.2
 """Seconds between two looks at what a program has compiled."""
 _GRACE = 10.0
@@ -40,10 +44,69 @@ class Ended:
     line: str = ""
 
 
+def platform(device: str) -> str:
+    """Return the platform of a device: "cpu", "cuda" or "tpu"."""
+    if device in tpu.generations() or tpu.HARDWARE.target(device):
+        return "tpu"
+    return CPU if device == CPU else "cuda"
+
+
+def resolved(device: str, devices: int) -> tuple[str, int]:
+    """Return the name of a device as programs.toml has it, and how many of them a process sees.
+
+    device: "cpu", the short name of an NVIDIA device, a generation of TPUs ("v5e"), or a slice of them ("v5e:2x4").
+    Raises StagecError for a slice that is not the one of a host, or has another number of devices.
+    """
+    if platform(device) != "tpu":
+        return device, devices
+    if chip := tpu.generations().get(device):
+        hosts = {_target(name).topology: _devices(name) for name in topologies(chip) if _is_of_one_host(name)}
+        named = next((name for name, count in hosts.items() if count == devices), None)
+        if named is None:
+            what = f"no host has {devices} devices of {device}, and a rehearsal on TPUs is for one host"
+            raise mistake(what, f"write --devices {either([str(count) for count in hosts.values()])}")
+        return named, devices
+    if not _is_of_one_host(device):
+        what = f"{device} has more than one host, and a rehearsal on TPUs is for one"
+        raise mistake(what, f"write --device {device.partition(':')[0]}, and --devices for those of a host")
+    if devices not in (1, _devices(device)):
+        raise mistake(f"{device} has {_devices(device)} devices, not {devices}", "leave out --devices")
+    return _target(device).topology, _devices(device)
+
+
+def on_one_host(target: TpuTarget) -> TpuTarget:
+    """Return a target as a rehearsal has it: all chips of the slice are of one host."""
+    _, _, shape = target.topology.partition(":")
+    return dataclasses.replace(target, chips_per_host=shape)
+
+
+def tpus(device: str) -> TpuTarget:
+    """Return the target of a slice of TPUs, as a rehearsal has it."""
+    return on_one_host(_target(device))
+
+
+def _target(device: str) -> TpuTarget:
+    target = tpu.HARDWARE.target(device)
+    assert target is not None, device
+    return target
+
+
+def _devices(device: str) -> int:
+    return tpu.HARDWARE.num_devices(_target(device))
+
+
+def _is_of_one_host(device: str) -> bool:
+    """Whether Google Cloud has hosts with these chips: four, or one, and eight of v5e and v6e."""
+    sizes = sorted(map(int, _target(device).topology.partition(":")[2].split("x")))
+    chip = tpu.generations()[str(_target(device).figures["name"])]
+    most = [2, 4] if len(chip.pod) == 2 and chip.cores == 1 else [2, 2]
+    return [size for size in sizes if size > 1] in ([], [2, 2], most)
+
+
 def environment(device: str, devices: int, folder: Path, cache: str, values: str) -> dict[str, str]:
     """Return the variables in which a program finds the devices, and writes its rows into `folder`.
 
-    device: "cpu", or the short name of an NVIDIA device. Raises StagecError for another. cache: the folder for JAX's
+    device: as `resolved` returns it. cache: the folder for JAX's
     compilation cache in which it is to find all; "" for none. values: "cpu" for those of an NVIDIA device, or "zeros".
     """
     own = [str(Path(file).parents[1]) for file in (__file__, stagec.__file__) if file]
@@ -60,6 +123,18 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
     variables.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of shardings of the programs that stand in
     if device == CPU:
         return {**variables, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), f"{FOLDER}_PLATFORM": "cpu"}
+    if platform(device) == "tpu":
+        from stagec.backends.tpu import compiler
+
+        own_variables = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the program's, and parts of JAX's keys
+        told = {name: value for name, value in compiler.environment(tpus(device)).items() if name not in own_variables}
+        return {
+            **variables,
+            **told,
+            "JAX_PLATFORMS": "tpu,cpu",
+            f"{FOLDER}_PLATFORM": "tpu",
+            f"{FOLDER}_DEVICE": device,
+        }
     described = cuda.device(device)
     libraries = folder / "driver"
     libraries.mkdir()
@@ -171,6 +246,6 @@ def missing(device: str, told: Mapping[str, str]) -> list[str]:
     if not told:
         what = "no process of the program has imported JAX where it could be observed"
         return [f"{what}: python -I, -E and -S leave out what observes it"]
-    if device != CPU and _PLUGIN not in told:
-        return [f"the program's Python has no {_PLUGIN}: install jax[cuda13] there"]
+    if (needed := _NEEDED.get(platform(device))) and needed[0] not in told:
+        return [f"the program's Python has no {needed[0]}: install {needed[1]} there"]
     return []

@@ -62,7 +62,7 @@ def prepare_process(target: TpuTarget) -> None:
 
 def hardware(target: TpuTarget) -> Hardware:
     """Return the hardware of `target`. Raises CannotCompile when there is no such topology, or libtpu is missing."""
-    topology = _topology(target)
+    topology = slice_of(target)
     chip = topology.generation
     torus = Torus(topology.shape, topology.wraps, chip.link_bandwidth, chip.cores)
     return Hardware(
@@ -100,7 +100,8 @@ _IDLE = 'custom_call_target="ConcatBitcast"'
 """libtpu copies a large array in slices; this custom call says that they are one array, and computes nothing."""
 
 
-def _topology(target: TpuTarget) -> Topology:
+def slice_of(target: TpuTarget) -> Topology:
+    """Return the slice of a target. Raises CannotCompile when there is no such topology."""
     generation = Generation(**target.figures)
     try:
         return parse_topology(target.topology, {generation.name: generation}, target.chips_per_host, target.slices)
@@ -108,7 +109,9 @@ def _topology(target: TpuTarget) -> Topology:
         raise CannotCompile.from_error(error) from error
 
 
-def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
+def compile_module(
+    module: ir.Module, target: TpuTarget, mesh: Sequence[int], options: bytes = b"", ids: Sequence[int] = ()
+) -> CompiledModule:
     """Compile a StableHLO module, as `Backend` says. The axes of a mesh lie on the topology as by `jax.make_mesh`.
 
     Raises CannotCompile when the mesh does not fit the topology, when libtpu is missing, is another than this jaxlib's
@@ -116,10 +119,17 @@ def compile_module(module: ir.Module, target: TpuTarget, mesh: Sequence[int], op
     a chip.
     """
     check_machine()
-    count, topology = math.prod(mesh), _topology(target)
-    plugins.check_count(count, topology.num_devices, str(topology))
-    devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())[:count]
-    partitions = [devices[i] for i in tpu_mesh.order(devices, mesh)] if count > 1 else devices
+    count, topology = math.prod(mesh), slice_of(target)
+    devices = plugins.topology_devices(PLUGIN, str(topology), topology.options())
+    if ids:  # any of the slice's devices
+        there = {device.id: device for device in devices}
+        if missing := [number for number in ids if number not in there]:
+            raise CannotCompile(f"{topology} has no device {missing[0]}", "topology")
+        devices = partitions = [there[number] for number in ids]
+    else:
+        plugins.check_count(count, topology.num_devices, str(topology))
+        devices = devices[:count]
+        partitions = [devices[i] for i in tpu_mesh.order(devices, mesh)] if count > 1 else devices
     given = target.compiler_options
     executable = plugins.compile_for(PLUGIN, devices, module, given, partitions, options, examined=target.examined)
     optimized = executable.hlo_modules()[0]

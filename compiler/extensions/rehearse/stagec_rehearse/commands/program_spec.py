@@ -22,14 +22,17 @@ def run(options: Options) -> None:
     from stagec.core.builds import specs
     from stagec.core.messages.errors import Problem, StagecError
     from stagec.hardware import catalog
-    from stagec_rehearse import programs
+    from stagec_rehearse import programs, running
 
     rehearsal = programs.read(options.programs)
     target = catalog.target(options.target)
     if isinstance(target, specs.GpuTarget):
         target = dataclasses.replace(target, topology=f"1x{rehearsal.processes}x{rehearsal.devices}")
+    name = options.target if target.platform == "cuda" else target.platform
+    if isinstance(target, specs.TpuTarget):
+        target, name = running.on_one_host(target), target.topology
     problems = []
-    if rehearsal.device != (options.target if target.platform == "cuda" else target.platform):
+    if rehearsal.device != name:
         what = f"it was rehearsed on {rehearsal.device}, and the target is {options.target}"
         problems.append(Problem(options.programs, "device", what, "rehearse it again, with --device of the target"))
     if rehearsal.processes > 1 and target.platform == "cpu":

@@ -11,7 +11,7 @@ from stagec.core.messages.errors import mistake
 
 OPTIONS = {
     "program ...": "the program and its arguments, after --: -- python train.py --steps 3",
-    "--device DEVICE": 'an NVIDIA device, as in stagec targets ("h100-sxm"), or "cpu"',
+    "--device DEVICE": 'an NVIDIA device or a TPU, as in stagec targets ("h100-sxm", "v5e"), or "cpu"',
     "[--devices DEVICES]": value("how many of them the program sees (default: 1)", 1, at_least(1)),
     "[--processes PROCESSES]": value(
         "how many processes run it, each with its devices, joined by jax.distributed.initialize() (default: 1)",
@@ -38,23 +38,27 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     from stagec_rehearse import page, programs, report, running
 
-    if options.values == running.CPU and options.device != running.CPU and options.devices > 1:
+    device, devices = running.resolved(options.device, options.devices)
+    platform = running.platform(device)
+    if options.values == running.CPU and (platform == "tpu" or (platform == "cuda" and devices > 1)):
         raise mistake("--values cpu is for one NVIDIA device: leave it out, or rehearse with --device cpu")
+    if platform == "tpu" and options.processes > 1:
+        raise mistake("TPUs are rehearsed in one process, with those of a host: leave out --processes")
     output = Path(options.output)
     index = programs.entries(options.jax_cache) if options.jax_cache else None
     compared = programs.read(options.compare) if options.compare else None
     earlier = programs.read(str(output / programs.NAME)) if (output / programs.NAME).exists() else None
     budget = earlier.budget if earlier else {}  # people write it, and it stays
-    programs.faults(programs.Rehearsal(options.device, options.devices, {}, (), budget))  # before a long run
+    programs.faults(programs.Rehearsal(device, devices, {}, (), budget))  # before a long run
     with tempfile.TemporaryDirectory(prefix="stagec-rehearsal-") as scratch:
         folder = Path(scratch)
-        variables = running.environment(options.device, options.devices, folder, options.jax_cache, options.values)
+        variables = running.environment(device, devices, folder, options.jax_cache, options.values)
         each = running.joined(variables, options.processes)
         ended = running.run(options.program, each, folder, options.seconds, options.idle)
         compiled, keys = programs.observed(folder)
         versions = running.versions(folder)
-    missing = running.missing(options.device, versions)
-    rehearsal = programs.Rehearsal(options.device, options.devices, versions, compiled, budget, options.processes)
+    missing = running.missing(device, versions)
+    rehearsal = programs.Rehearsal(device, devices, versions, compiled, budget, options.processes)
     if not missing:
         for digest, key in keys.items():
             write_below(options.output, programs.key_file(digest), [key])
