@@ -142,7 +142,7 @@ def test_a_plugin_that_is_not_installed(
 
 
 def test_a_platform_without_a_client() -> None:
-    assert accelerators.refusal("rocm") == "this loader has no client for rocm"
+    assert accelerators.refusal("metal") == "this loader has no client for metal"
 
 
 def test_a_client_is_made_once_by_many_threads() -> None:

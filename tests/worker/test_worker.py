@@ -150,7 +150,9 @@ def test_the_bytes_are_those_of_processes_of_their_own(root: Path, way: str) -> 
     words += ["--export", f"m.solve:{alone}/m.solve.exported:bazel-out/m.solve.spec:{alone}/m.solve.exported.json"]
     checked("action", "bundle", *words, "--output", f"{alone}/m.aot", cwd=root)
     with Worker("action bundle", root, before=before) as bundler:
-        assert bundler.ask([*words, "--output", "bazel-out/m.aot"]) == (0, "")
+        status, told = bundler.ask([*words, "--output", "bazel-out/m.aot"])
+    # The day on which JAX's promise ends may be near.
+    assert (status, told.startswith("models/m.toml: warning: JAX promises ") or not told) == (0, True)
     assert (root / "bazel-out" / "m.aot").read_bytes() == (root / alone / "m.aot").read_bytes()
 
 
