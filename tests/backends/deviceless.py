@@ -116,6 +116,26 @@ def compile_again(
     return Made((out / "executable").read_bytes(), **result)
 
 
+def compile_elsewhere(out: Path, *words: Any, env: Mapping[str, str], **more: Any) -> Made:
+    """Compile as `compile_again`, and again in another folder, with another home and on one core; compare all bytes.
+
+    env: other variables that the compiler might read.
+    """
+    here, there = out / "here", out / "another" / "folder"
+    here.mkdir()
+    there.mkdir(parents=True)
+    others = {"HOME": str(there), "TMPDIR": str(there), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
+    others |= {"XLA_FLAGS": f"--xla_dump_to={there / 'dump'}", **env}
+    first = compile_again(here, *words, **more)
+    core = frozenset({max(os.sched_getaffinity(0))})
+    second = compile_again(there, *words, **more, env=others, cores=core)
+    assert first.refused == ("", "", "")
+    assert first.executable == second.executable
+    assert first.hlo == second.hlo
+    assert [path.name for path in there.iterdir()] == ["executable"]
+    return first
+
+
 def run(
     script: str,
     *arguments: str,
