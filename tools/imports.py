@@ -87,7 +87,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "checking": _package(
         "golden outputs, random inputs and latencies of loaded functions",
-        "bundle core loader pjrt",
+        "bundle core loader pjrt stages",
         "numpy",
     ),
     "loader": _package(

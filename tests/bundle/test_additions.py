@@ -39,7 +39,7 @@ from stagec.trust.provenance import Environment, Wheel, read_environment, statem
 from stagec.trust.verification import verify
 from tests.building import build_model, checked, stagec as command
 from tests.bundle import mutations
-from tests.bundles import edited, edited_descriptions, edited_index, reindexed, whole_index, with_index
+from tests.bundles import build_large, edited, edited_descriptions, edited_index, reindexed, whole_index, with_index
 from tests.registries import Registry, needs_registry
 from tests.signed import write_bundle_of, write_keys, write_provenance
 
@@ -263,6 +263,17 @@ def test_an_older_executable_is_taken(older: dict[str, Path], tmp_path: Path) ->
     np.testing.assert_array_equal(loaded["f"](X[:4]), 2 * X[:4])
     (described,) = loaded["f"].descriptions
     assert (described.versions["jaxlib"], described.components["jaxlib"]["value"]) == (HERE, HERE)
+    statement = json.loads(statement_of_addition(Archive(tmp_path / "x.aot"), "0" * 64, []))
+    internal = statement["predicate"]["buildDefinition"]["internalParameters"]
+    assert internal["reused"] == sorted({*internal["executables"][HERE]})
+
+
+def test_an_older_executable_with_weights_beside_the_bundle(tmp_path: Path) -> None:
+    bundle = build_large(tmp_path, 1000, external=True)
+    made_by_another(bundle, bundle)
+    (tmp_path / "new").mkdir()
+    text = checked("add-jaxlib", bundle, "--reuse", "--output", tmp_path / "new" / "x.aot")
+    assert text.endswith(f"2 executables for jaxlib {HERE} added; 2 of them were there\n")
 
 
 def test_an_older_executable_with_other_results_is_not(older: dict[str, Path], tmp_path: Path) -> None:
@@ -291,7 +302,7 @@ def test_an_older_executable_with_other_results_is_not(older: dict[str, Path], t
         older["right"], tmp_path / "newer.aot", "f", lambda d: d["versions"].update(jaxlib="99.1")
     )
     text = checked("add-jaxlib", newer, "--reuse", "--output", tmp_path / "y.aot")
-    why = "jaxlib 99.1, which made the one that is there, is newer"
+    why = "a newer jaxlib made the one that is there"
     assert text.splitlines()[1:] == [f"m.f.cpu-sse42.jaxlib-{HERE} is compiled: {why}"]
 
 

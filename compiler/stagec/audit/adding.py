@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from stagec.bundle.archive import Archive, pieces
 from stagec.bundle.description import Description
 from stagec.bundle.writing import Member, extend
 from stagec.core.builds import actions, components, specs
+from stagec.core.data import writing
 from stagec.core.messages.errors import Problem, StagecError, nearest
 from stagec.core.messages.progress import Progress
 from stagec.pjrt import compatibility, probe
@@ -93,18 +94,22 @@ def added(archive: Archive, targets: Collection[str], reuse: bool, progress: Pro
     if problems:
         raise StagecError(*problems)
     progress.total = len(wanted)
-    with tempfile.TemporaryDirectory(prefix="stagec") as scratch:
+    with tempfile.TemporaryDirectory(prefix="stagec") as folder:
+        scratch = Path(folder)
+        older = _older(archive, wanted, scratch) if reuse else {}
         members = []
         for executable in wanted:
             progress.step(executable.name)
-            older = _crossed(archive, executable, Path(scratch)) if reuse else ""
-            if isinstance(older, Member):
-                members.append(Added(older, reused=True))
-            else:
-                members.append(Added(_compile(archive, executable, Path(scratch)), why=older))
+            member = older.get(executable.name)
+            why = _differs(archive, executable, scratch) if member else _NEWER if reuse else ""
+            reused = member if not why else None
+            members.append(Added(reused or _compile(archive, executable, scratch), reused is not None, why))
         return members
 
 
+_NEWER = "a newer jaxlib made the one that is there"
+_SECONDS = 600
+"""How long an older executable may take, with its process and what is compiled to compare it with."""
 _OTHERS = "name the targets that can be compiled: --target NAME"
 
 
@@ -123,31 +128,45 @@ def _nothing_to_add(archive: Archive, jaxlib: str, targets: Collection[str]) -> 
     return "it has no executable, and so nothing says what to compile for"
 
 
-def _crossed(archive: Archive, wanted: _Wanted, scratch: Path) -> Member | str:
-    """Return the executable that is there, for this jaxlib; or why it may not be: it is a newer one's, or differs."""
-    here = compatibility.version()
-    versions = {**wanted.like.versions, "jaxlib": here}
-    if index.order({**wanted.entry, "versions": versions}) < index.order(wanted.entry):
-        return f"jaxlib {wanted.like.versions['jaxlib']}, which made the one that is there, is newer"
-    description = wanted.like._replace(versions=versions).to_json().encode()
-    parts = (archive[wanted.entry[key]] for key in ("executable", "stablehlo"))
-    executable, module = map(bytes, parts)
-    member = Member(f"{archive.index['name']}.{wanted.name}", executable, description, module)
-    bundle = scratch / "crossed.aot"
-    with bundle.open("wb") as file:
-        file.writelines(pieces(extend(archive, [member])))
-    words = ["action", "cross", str(bundle), archive.path, "--function", wanted.artifact]
-    words += ["--target", wanted.like.target.name]
-    words += [f"--bucket={dim}={size}" for dim, size in wanted.like.bucket.items()]
-    # A process of its own: an executable that this XLA reads otherwise may end it.
-    done = _run(words, scratch)
+def _older(archive: Archive, wanted: Sequence[_Wanted], scratch: Path) -> dict[str, Member]:
+    """Return the executables that an older jaxlib made, as this one's, by their names in the plan.
+
+    They are in `_CROSSED`, all in one bundle: with its weights, it may be large.
+    """
+    here, members = compatibility.version(), {}
+    for name, _, like, entry, _ in wanted:
+        versions = {**like.versions, "jaxlib": here}
+        if index.order({**entry, "versions": versions}) < index.order(entry):
+            continue
+        description = like._replace(versions=versions).to_json().encode()
+        executable, module = (bytes(archive[entry[key]]) for key in ("executable", "stablehlo"))
+        members[name] = Member(f"{archive.index['name']}.{name}", executable, description, module)
+    if members:
+        writing.named(str(scratch / _CROSSED), pieces(extend(archive, [*members.values()])))
+    return members
+
+
+_CROSSED = "crossed.aot"
+
+
+def _differs(archive: Archive, wanted: _Wanted, scratch: Path) -> str:
+    """Say why an older executable cannot be this jaxlib's; "" if its results are right here."""
+    target, bucket = wanted.like.target.name, wanted.like.bucket
+    words = ["action", "cross", str(scratch / _CROSSED), "--function", wanted.artifact, "--target", target]
+    words += [f"--bucket={dim}={size}" for dim, size in bucket.items()]
+    words += ["--weights", str(Path(archive.path).absolute().parent)]
+    try:
+        # A process of its own: an executable that this XLA reads otherwise may end it.
+        done = _run(words, scratch, _SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {_SECONDS} seconds"
     if done.returncode < 0:
         return f"it ended the process ({signal.Signals(-done.returncode).name})"
-    return (done.stdout or done.stderr).strip() if done.returncode else member
+    return (done.stdout or done.stderr).strip() if done.returncode else ""
 
 
-def _run(words: list[str], scratch: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command of stagec as an action does."""
+def _run(words: list[str], scratch: Path, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of stagec as an action does. Raises subprocess.TimeoutExpired after `seconds`; None: never."""
     return subprocess.run(
         [*actions.command(), *words],
         env=actions.environment(scratch),
@@ -155,6 +174,7 @@ def _run(words: list[str], scratch: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=seconds,
     )
 
 

@@ -11,35 +11,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stagec.bundle.archive import Archive
+from stagec.bundle.external import Files
 from stagec.checking import golden, trials
 from stagec.core.sizes.avals import tolerance
 from stagec.loader.bundle import Bundle
-from stagec.loader.load import compile_exported
 from stagec.loader.loaded import Settings
+from stagec.stages.exported import Exported
 
 
-def difference(crossed: Archive, base: Archive, name: str, target: str, bucket: Mapping[str, int]) -> str:
+def difference(archive: Archive, name: str, target: str, bucket: Mapping[str, int], weights: str | None) -> str:
     """Run an executable that says it is this jaxlib's, and return how its results differ; "" if they do not.
 
     They are compared with the function's golden outputs, by its tolerances. Where the bundle has none for the bucket,
     with what this jaxlib compiles from the exported artifact, on random arguments, by the tolerances of the dtypes.
-    crossed: a bundle with the executable. base: the same bundle without it. name: of the signature, as in the index.
-    Raises LoadError if this machine cannot run the target.
+    name: of the signature, as in the index. weights: the folder with the files of weights beside the bundle; None: its
+    own. Raises LoadError if this machine cannot run the target.
     """
-    entry = crossed.index["functions"][name].get("golden")
-    function = trials.find(Bundle(crossed, Settings(target, policy="executable_only")), name)
+    entry = archive.index["functions"][name]
+    files = Files(archive.path, archive.index, weights, "use")
+    function = trials.find(Bundle(archive, Settings(target, policy="executable_only", files=files)), name)
     description = trials.of_bucket(function, bucket)
-    if entry and entry["bucket"] == bucket:
-        inputs = {path: golden.array_of(crossed, row) for path, row in entry["inputs"].items()}
+    expected = entry.get("golden")
+    if expected and expected["bucket"] == bucket:
+        inputs = {path: golden.array_of(archive, row) for path, row in expected["inputs"].items()}
         wanted = {
-            path: (golden.array_of(crossed, row), row["rtol"], row["atol"]) for path, row in entry["outputs"].items()
+            path: (golden.array_of(archive, row), row["rtol"], row["atol"]) for path, row in expected["outputs"].items()
         }
     else:
         inputs = trials.random_arguments(description, 0, function.weights)
-        compiled = trials.find(Bundle(base, Settings(target, compiler=compile_exported)), name, is_built=False)
-        results, _ = trials.call(compiled, inputs, description)
-        allowed = [tolerance(aval) for aval in description.out_avals]
-        wanted = {path: (array, each, each) for (path, array), each in zip(results.items(), allowed, strict=True)}
+        args, kwargs = trials.structured(function, description, inputs)
+        compiled = trials.results(description, Exported.deserialize(archive[entry["exported"]]).call(*args, **kwargs))
+        allowed = map(tolerance, description.out_avals)
+        wanted = {path: (array, each, each) for (path, array), each in zip(compiled.items(), allowed, strict=True)}
     given, _ = trials.call(function, inputs)
     for path, (array, rtol, atol) in wanted.items():
         absolute, relative, ok = golden.errors(given.get(path), array, rtol, atol)

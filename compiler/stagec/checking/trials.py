@@ -22,11 +22,8 @@ Arrays = Mapping[str, NDArray[Any]]
 """Arrays by path: `args[0]['w']` of an argument, `result['y']` of a result."""
 
 
-def find(bundle: Bundle, name: str, is_built: bool = True) -> Function:
-    """Return the function of this name, or the variant FUNCTION-VARIANT.
-
-    is_built: whether it must have an executable for this process. Raises CallError ("static", "shape").
-    """
+def find(bundle: Bundle, name: str) -> Function:
+    """Return the function of this name, or the variant FUNCTION-VARIANT. Raises CallError ("static")."""
     signatures = {
         signature.name: signature
         for function in bundle.values()
@@ -34,7 +31,7 @@ def find(bundle: Bundle, name: str, is_built: bool = True) -> Function:
     }
     if name not in signatures:
         raise CallError("static", f"there is no function {name!r}; write one of {', '.join(sorted(signatures))}")
-    if is_built and not signatures[name].descriptions:
+    if not signatures[name].descriptions:
         raise CallError("shape", f"{name} has no executable for target {bundle.target!r}")
     return signatures[name]
 
@@ -77,27 +74,29 @@ def random_arrays(avals: Sequence[Aval], seed: int) -> list[NDArray[Any]]:
     return list(map(values, avals))
 
 
-def call(
-    function: Function, arguments: Arrays, like: Description | None = None
-) -> tuple[dict[str, NDArray[Any]], list[float]]:
+def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]], list[float]]:
     """Call a function twice; return its result and the seconds that both calls took, the first with loading.
 
-    arguments: all arguments of the function; bound ones may be left out. like: the description of an executable that
-    it may not have; None: its first one.
+    arguments: all arguments of the function; bound ones may be left out.
     Raises CallError for one that is missing, unknown or does not fit; LoadError when the executable is not loaded.
     """
-    description = like or function.descriptions[0]
+    description = function.descriptions[0]
     args, kwargs = structured(function, description, arguments)
     seconds = []
     for _ in range(2):
         started = time.perf_counter()
         result = function(*args, **kwargs)
         seconds.append(time.perf_counter() - started)
+    return results(description, result), seconds
+
+
+def results(description: Description, result: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a result by their paths. description: of an executable that gives the same structure."""
     names = [f"result{path}" for path in description.out_tree.paths()]
     # If this process knows the model's own types, the result has objects of these types.
     types = NodeTypes().of_arguments(list(description.out_tree.custom_nodes()))
     flat = description.out_tree.flatten(result, types=types)
-    return {name: np.asarray(leaf) for name, leaf in zip(names, flat, strict=True)}, seconds
+    return {name: np.asarray(leaf) for name, leaf in zip(names, flat, strict=True)}
 
 
 def structured(

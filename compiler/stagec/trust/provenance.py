@@ -163,7 +163,8 @@ def statement_of_addition(archive: Archive, digest: str, environments: Sequence[
             added.setdefault(entry["versions"]["jaxlib"], []).append(entry["executable"])
     base = {"name": bundle_name(before), "digest": {"sha256": before.sha256}}
     external = {"base": base, "jaxlib": sorted(added)}
-    internal = {"python": _interpreters(environments), "executables": added}
+    there = sorted({name for names in added.values() for name in names if name in before.index["members"]})
+    internal = {"python": _interpreters(environments), "executables": added, "reused": there}
     resolved = [base, *_wheels(environments)]
     return _statement(Subject.of(archive, digest), ADDITION_TYPE, ADDER, external, internal, resolved)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from stagec.cli.files import Answer, Options
+from stagec.cli.options import WEIGHTS
 
 OPTIONS = {
     "bundle": "a bundle in which the executable says that it is this jaxlib's",
-    "base": "the same bundle without it",
     "--function NAME": "the function, or FUNCTION-VARIANT",
     "--target TARGET": "of the executable",
     "[--bucket DIM=SIZE]...": "of the executable",
+    **WEIGHTS,
 }
 
 
@@ -18,6 +19,6 @@ def run(options: Options) -> Answer:
     from stagec.checking import crossing
     from stagec.cli.run import bucket
 
-    archives = Archive(options.bundle), Archive(options.base)
-    told = crossing.difference(*archives, options.function, options.target, bucket(options.bucket))
+    sizes = bucket(options.bucket)
+    told = crossing.difference(Archive(options.bundle), options.function, options.target, sizes, options.weights)
     return Answer({"difference": told}, told and f"{told}\n", 1 if told else 0)
