@@ -92,7 +92,7 @@ class Key:
             "module": self.module,
             "mesh": list(self.mesh),
             "committed": list(self.committed),
-            **({"ids": list(self.ids)} if self.ids else {}),
+            "ids": list(self.ids),
             "zlib": self.zlib,
             "parts": parts,
         }
@@ -108,8 +108,6 @@ class Key:
         while at < len(data):
             end = data.find(b"\n", at)
             head = strict_json.parse(data[at:end] if end >= 0 else b"", _MOST)
-            if isinstance(head, dict):
-                head.setdefault("ids", [])
             _KEY(head)
             # The hash is of the parts in a row, with nothing between them: in another order they would be another name.
             if list(head["parts"]) != list(_PARTS):
