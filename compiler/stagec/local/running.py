@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from stagec.local.pool import Done, Pool
 
-_FORMAT = 2
-"""Of keys. 2: each thing has a name."""
+_FORMAT = 1
+"""Of keys."""
 _KNOWN = {
-    "=abi": "the ABI of Python",
-    "=libraries": "LD_LIBRARY_PATH",
-    "=packages": "the installed packages, or stagec",
-    "=plugin": "the packages of the plugin",
-    "=python": "the release of Python",
-    "=words": "the command line of the action",
+    "/abi": "the ABI of Python",
+    "/libraries": "LD_LIBRARY_PATH",
+    "/packages": "the installed packages, or stagec",
+    "/plugin": "the packages of the plugin",
+    "/python": "the release of Python",
+    "/words": "the command line of the action",
 }
-"""What is in keys besides files, as people call it."""
+"""What is in keys besides files, as people call it. No path of a file in a workspace begins with a slash."""
 
 
 @dataclass
@@ -190,12 +190,12 @@ class Runner:
 
     def _given(self, action: Action) -> dict[str, str]:
         """Return what an action's key has: digests of inputs by their paths, and the rest by its name."""
-        facts = {f"={name}": fact for name, fact in self._facts.get(action.platform, self._workspace.facts).items()}
+        facts = {f"/{name}": fact for name, fact in self._facts.get(action.platform, self._workspace.facts).items()}
         if not action.runs_model:  # as rules/toolchain.bzl has it
-            del facts["=python"]
+            del facts["/python"]
         words = json.dumps([_FORMAT, action.command, action.arguments])
         inputs = {path: self._digest(path) for path in action.inputs}
-        return {"=words": hashlib.sha256(words.encode()).hexdigest(), **facts, **inputs}
+        return {"/words": hashlib.sha256(words.encode()).hexdigest(), **facts, **inputs}
 
     def _key(self, action: Action) -> str:
         text = json.dumps(self._given(action), sort_keys=True)
