@@ -58,7 +58,7 @@ def _stagec_impl(module_ctx):
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
     python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
     python_environment(name = "stagec_rocm", lock = locks["rocm_lock"], **actions)
-    declare_jaxlibs(locks["lock"], jaxlibs, python)
+    declare_jaxlibs(locks["lock"], jaxlibs, python, groups)
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
     python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)

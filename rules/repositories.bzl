@@ -56,7 +56,7 @@ def stagec_repositories(
     python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"), **actions)
     python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
     python_environment(name = "stagec_rocm", lock = rocm_lock or Label("//compiler:rocm.lock"), **actions)
-    declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs, python)
+    declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs, python, groups)
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
     python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)

@@ -300,7 +300,7 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert commit["digest"]["gitCommit"] == git(checkout, "rev-parse", "HEAD").strip()
     text = (folder / "out" / "stagec-0.99.7.cdx.json").read_text()
     validators = pytest.importorskip("cyclonedx.validation.json")
-    schema = pytest.importorskip("cyclonedx.schema").SchemaVersion.V1_6
+    schema = pytest.importorskip("cyclonedx.schema").SchemaVersion.V1_7
     assert validators.JsonStrictValidator(schema).validate_str(text) is None
     sbom = json.loads(text)
     depends = {one["ref"]: one["dependsOn"] for one in sbom["dependencies"]}

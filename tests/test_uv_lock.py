@@ -138,7 +138,20 @@ PLAIN = 'name = "plain"\nversion = "1.0"\nsource = '
             'requires-python = ">=3.99"',
             [],
             f"it is for Python >=3.99, and this one, {sys.executable}, is {sys.version.split()[0]}\n"
-            "  name another: STAGEC_PYTHON=/path/to/python3",
+            "  name another: STAGEC_PYTHON=/path/to/python3, or python = of stagec.python where it has one",
+        ),
+        (
+            HASH,
+            f"{HASH}\nsupported-markers = [\"sys_platform == 'darwin'\"]",
+            [],
+            "it is for sys_platform == 'darwin' (tool.uv.environments), and not for this system\n"
+            "  add this one there, and run uv lock",
+        ),
+        (
+            "marker = \"sys_platform != 'linux'\"",
+            'marker = "nothing of it"',
+            [],
+            None,
         ),
         (
             HASH,
@@ -170,14 +183,34 @@ PLAIN = 'name = "plain"\nversion = "1.0"\nsource = '
     ],
 )
 def test_what_cannot_be_installed_is_refused_by_name(
-    tmp_path: Path, written: str, index: str, old: str, new: str, words: list[str], said: str
+    tmp_path: Path, written: str, index: str, old: str, new: str, words: list[str], said: str | None
 ) -> None:
     host = index.removesuffix("/simple")
     old, new = old.replace("INDEX", host), new.replace("INDEX", host)
     assert old in written
     status, output, _ = install(tmp_path, written.replace(old, new), index, *words)
-    assert (status, output) == (2, f"models/uv.lock: {said}\n")
+    if said is None:  # packaging's words
+        assert output.startswith("models/uv.lock: InvalidMarker: "), output
+        assert output.endswith("\n  write it again: uv lock\n")
+    else:
+        assert (status, output) == (2, f"models/uv.lock: {said}\n")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_lock_without_a_project(tmp_path: Path, index: str) -> None:
+    status, output, _ = install(tmp_path, 'version = 1\nrequires-python = ">=3.11"\n', index)
+    says = "it has no project, and stagec installs what a project needs\n  write [project] into pyproject.toml"
+    assert (status, output) == (2, f"models/uv.lock: {says}, and run uv lock\n")
+
+
+def test_each_note_stays(tmp_path: Path, written: str, index: str) -> None:
+    status, said, _ = install(tmp_path, written, index, "--without-uv", "there is no uv")
+    assert status == 0, said
+    assert (tmp_path / "out" / "note.txt").read_text().splitlines() == [
+        "models/uv.lock: what models import of layers belongs into deps: it is not installed",
+        "models/uv.lock: pip installs it, not uv, which takes longer: there is no uv",
+    ]
+    assert not (tmp_path / "out" / "pins.txt").exists()
 
 
 def test_a_lock_that_is_not_toml(tmp_path: Path, index: str) -> None:

@@ -6,8 +6,8 @@
 FOLDER gets the wheels of stagec and of its extensions, the source archive, SHA256SUMS, what to write into a WORKSPACE,
 the changelog of the version, the entry for the Bazel Central Registry, made of the templates in .bcr, an SBOM of the
 wheels, and unsigned provenance of all these files. Nothing is uploaded. `build` takes the commit that is checked out,
-and gives the same bytes each time. It needs git, and the packages build, setuptools and wheel, whose versions are in
-the provenance.
+and gives the same bytes each time with the same Python. It needs git, and the packages build, setuptools and wheel,
+whose versions are in the provenance.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ def _sbom(wheels: Sequence[Path], version: str, seconds: int) -> str:
             "bom-ref": name,
             "name": name,
             "purl": f"pkg:pypi/{name}",
+            "scope": "optional" if all("extra ==" in text for text in wanted if wanted[text] == name) else "required",
             "properties": [
                 {"name": "stagec:requires", "value": text}
                 for text, package in sorted(wanted.items())
@@ -190,9 +191,9 @@ def _sbom(wheels: Sequence[Path], version: str, seconds: int) -> str:
         ],
     }
     head = {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "$schema": "http://cyclonedx.org/schema/bom-1.7.schema.json",
         "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
+        "specVersion": "1.7",
         "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(values, sort_keys=True)).urn,
     }
     return json.dumps(head | values, indent=1) + "\n"
@@ -275,7 +276,7 @@ def _write_bazel(
     (entry / version / "MODULE.bazel").write_text(module)
     (entry / version / "source.json").write_text(json.dumps(source, indent=4) + "\n")
     (entry / version / "presubmit.yml").write_text((root / ".bcr" / "presubmit.yml").read_text())
-    metadata = template("metadata") | {"maintainers": maintainers, "versions": [version]}
+    metadata = template("metadata") | ({"maintainers": maintainers} if maintainers else {}) | {"versions": [version]}
     (entry / "metadata.json").write_text(json.dumps(metadata, indent=4) + "\n")
 
 

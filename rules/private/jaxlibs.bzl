@@ -22,7 +22,7 @@ _EMULATED = {
     "emulated_version": "3.11.2",
 }
 
-def declare_jaxlibs(lock, jaxlibs, python = None):
+def declare_jaxlibs(lock, jaxlibs, python = None, groups = []):
     """Declares the environments of other releases, and `@stagec_jaxlibs`, which manifests choose from.
 
     Args:
@@ -31,6 +31,7 @@ def declare_jaxlibs(lock, jaxlibs, python = None):
         attributes `interpreter`, `interpreter_version`, `packages` and `trimmed` of python_environment; `architecture`,
         "aarch64" where it compiles for that, and `exec_properties` of its actions then.
       python: label of the interpreter that installs packages; None: one on PATH.
+      groups: of that lock, if it is a uv.lock.
     """
     aarch64_python(name = "stagec_aarch64_python")
     jaxlibs = dict(jaxlibs, stagec_aarch64 = {"lock": lock, "architecture": _AARCH64})
@@ -51,7 +52,13 @@ def declare_jaxlibs(lock, jaxlibs, python = None):
                 fail('jaxlibs: "%s" has architecture = "%s"; write "%s", or leave it out for x86_64' %
                      (name, given["architecture"], _AARCH64))
             attributes.update(_EMULATED)
-        python_environment(name = name, lock = given["lock"], python = python, **attributes)
+        python_environment(
+            name = name,
+            lock = given["lock"],
+            groups = groups if given["lock"] == lock else [],
+            python = python,
+            **attributes
+        )
         attributes.pop("packages")
         for plugin in _PLUGINS:
             if given.get(plugin + "_lock"):

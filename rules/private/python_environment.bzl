@@ -88,11 +88,14 @@ def _probe(repository_ctx, path, declared):
 
 def _find_python(repository_ctx, declared):
     """The interpreter to install with: a struct with the command that runs pip, version, resolved interpreter and ABI."""
+    rejected = []
     if repository_ctx.attr.python:
         probed = _probe(repository_ctx, str(repository_ctx.path(repository_ctx.attr.python)), declared)
-        if type(probed) == type(""):
-            fail("python = \"%s\": %s" % (repository_ctx.attr.python, probed))
-        return probed
+        if type(probed) != type(""):
+            return probed
+        rejected = ["python = \"%s\": %s" % (repository_ctx.attr.python, probed)]
+        if not declared.version:  # another jaxlib may have another Python, which may be on PATH
+            fail(rejected[0])
     named = repository_ctx.os.environ.get("STAGEC_PYTHON")
     minimum, names, paths = "%d.%d or newer" % _MINIMUM, _ON_PATH, []
     if declared.version:
@@ -104,7 +107,6 @@ def _find_python(repository_ctx, declared):
         paths += [repository_ctx.which(name) for name in names]
     if named:
         paths = [repository_ctx.which(named) if "/" not in named else named] + paths
-    rejected = []
     for path in paths:
         if not path:
             continue

@@ -225,7 +225,7 @@ def _of_uv(text: str, arguments: Arguments) -> str:
         note = (
             f"{arguments.display}: what models import of {', '.join(projects)} belongs into deps: it is not installed\n"
         )
-        Path(NOTE).write_text(note, encoding="utf-8")
+        _note(note)
     Path(_PINS).write_text(pins, encoding="utf-8")
     return pins
 
@@ -240,7 +240,7 @@ def install(arguments: Arguments) -> str:
             uv = state.uv(arguments.uv, arguments.architecture)
             installed, damage = uv_installer.install(uv, state.wheels, folder)
             if damage:
-                Path(NOTE).write_text(f"{display}: {damage}\n", encoding="utf-8")
+                _note(f"{display}: {damage}\n")
         except Unusable as error:
             shutil.rmtree(folder, ignore_errors=True)
             _note_pip(display, error)
@@ -273,11 +273,18 @@ def compile_modules(arguments: Arguments) -> str:
         byte_code.compile_stagec(arguments.stagec)
     Path(FINGERPRINT).write_text(fingerprint(Path(SITE_PACKAGES), arguments.architecture) + "\n", encoding="ascii")
     Path(_STATE).unlink()
+    Path(_PINS).unlink(missing_ok=True)
     return f"{arguments.display} is installed"
 
 
 def _note_pip(display: str, error: Exception) -> None:
-    Path(NOTE).write_text(f"{display}: pip installs it, not uv, which takes longer: {error}\n", encoding="utf-8")
+    _note(f"{display}: pip installs it, not uv, which takes longer: {error}\n")
+
+
+def _note(line: str) -> None:
+    """Tell the user, after what other steps told."""
+    with Path(NOTE).open("a", encoding="utf-8") as note:
+        note.write(line)
 
 
 STEPS = {"choose": choose, "install": install, "compile": compile_modules}

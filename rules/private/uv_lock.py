@@ -8,6 +8,7 @@ project and of each member too.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,11 +47,15 @@ def requirements(text: str, display: str, groups: Sequence[str], architecture: s
             f"{display}: its project declares groups or extras that conflict, and stagec does not read their markers\n"
             "  export those that you build with: uv export --no-emit-workspace --output-file requirements.lock"
         )
-    reader = _Reader(lock, display, architecture)
-    reader.walk(groups)
-    if reader.problems:
-        raise Refused("\n".join(dict.fromkeys(reader.problems)))
-    return reader.written()
+    try:
+        reader = _Reader(lock, display, architecture)
+        reader.walk([re.sub(r"[-_.]+", "-", group).lower() for group in groups])
+        if reader.problems:
+            raise Refused("\n".join(dict.fromkeys(reader.problems)))
+        return reader.written()
+    except (AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
+        # Also markers and versions that this pip does not read: `platform_release` of some kernels is no version.
+        raise Refused(f"{display}: {type(error).__name__}: {error}\n  write it again: uv lock") from error
 
 
 class _Reader:
@@ -75,7 +80,13 @@ class _Reader:
         if not SpecifierSet(wanted).contains(python, prereleases=True):
             self.problems.append(
                 f"{display}: it is for Python {wanted}, and this one, {sys.executable}, is {python}\n"
-                "  name another: STAGEC_PYTHON=/path/to/python3"
+                "  name another: STAGEC_PYTHON=/path/to/python3, or python = of stagec.python where it has one"
+            )
+        systems = lock.get("supported-markers", [])
+        if systems and not any(map(self._holds, systems)):
+            self.problems.append(
+                f"{display}: it is for {' or '.join(systems)} (tool.uv.environments), and not for this system\n"
+                "  add this one there, and run uv lock"
             )
 
     def _holds(self, marker: str | None) -> bool:
@@ -86,6 +97,12 @@ class _Reader:
         """Choose what the project and its groups need; a workspace without a project: what all its members need."""
         members = [package for same in self.packages.values() for package in same if _kind(package) in _OF_WORKSPACE]
         roots = [package for package in members if package["source"][_kind(package)] == "."] or members
+        if not roots:
+            self.problems.append(
+                f"{self.display}: it has no project, and stagec installs what a project needs\n"
+                "  write [project] into pyproject.toml, and run uv lock"
+            )
+            return
         kinds = ("optional-dependencies", "dev-dependencies")
         tables = [package[kind] for package in roots for kind in kinds if kind in package]
         there = {group for table in tables for group in table}

@@ -197,7 +197,8 @@ def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_pa
 def test_one_command_prepares_for_two_devices(h100: dict[str, str], tmp_path: Path) -> None:
     """It needs Python alone, and installs JAX and its plugin."""
     folder, version = tmp_path / "folder", metadata.version("jax")
-    words = ["--device", "h100-sxm", "h200", "--jax", version, "--size", "64", "--golden", "--kernels", "--programs"]
+    words = ["--device", "h100-sxm", "h200", "--jax", version, "--size", "64", "--golden", "--kernels", "mosaic"]
+    words += ["--programs"]
     done = fake.run("-S", ON_DEVICE, "prepare", folder, *words, environment={**h100, "PYTHONPATH": ""})
     assert done.stdout.startswith(f"{folder}: 0."), done.stdout + done.stderr
     assert {path.name for path in folder.iterdir()} == {"h100-sxm", "h200"}

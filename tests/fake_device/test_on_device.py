@@ -13,6 +13,7 @@ from stagec.hardware import autotuning
 from tests.building import ROOT
 from tests.fake_device import fake
 from tools.on_device import steps
+from tools.on_device.__main__ import _told
 from tools.on_device.preparing import prepare
 
 pytestmark = pytest.mark.skipif(bool(fake.missing()), reason=fake.missing())
@@ -72,6 +73,19 @@ def test_a_device_that_fails_costs_its_steps_alone(folder: Path, device: dict[st
     assert [row["verdict"] for row in by_step["load"]] == [steps.OK] + [steps.FAILED] * 6
     assert {row["measured"].partition(":")[0] for row in by_step["load"][1:] + by_step["golden"]} == {"memory"}
     assert {row["verdict"] for row in by_step["pallas"]} == {steps.SKIPPED}
+
+
+def test_lines_of_libraries_are_no_rows(tmp_path: Path) -> None:
+    assert [_told(line) for line in (b"{NCCL version}", b'{"version": 2}', b"[]", b'{"part": "x"}')] == [
+        *[None] * 3,
+        {"part": "x"},
+    ]
+
+
+def test_a_folder_that_nobody_prepared(device: dict[str, str], tmp_path: Path) -> None:
+    command = [ROOT / "tools" / "on_device", "run", tmp_path, "--output", tmp_path / "out"]
+    done = fake.run(*command, environment=device)
+    assert (done.returncode, done.stderr) == (2, f"{tmp_path} has no part that `prepare` built\n")
 
 
 def test_a_device_that_hangs_is_left(folder: Path, device: dict[str, str], tmp_path: Path) -> None:

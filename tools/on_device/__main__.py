@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Do what the first argument says; return the exit status: 1 where a step failed or was not as expected."""
     parser = argparse.ArgumentParser(prog="on_device", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    preparing = commands.add_parser("prepare", help="build the folder, without a device")
+    preparing = commands.add_parser("prepare", allow_abbrev=False, help="build the folder, without a device")
     preparing.add_argument("folder", type=Path)
     preparing.add_argument(
         "--device", required=True, nargs="+", help="names of `stagec targets`, or devices' .toml files"
@@ -102,15 +102,18 @@ def _without(words: list[str], option: str, value: str) -> list[str]:
 def _installed(version: str, words: list[str]) -> int:
     """Run a command of this program in a new environment that has a release of JAX with its plugin for CUDA."""
     pinned = [line.split()[0] for line in (ROOT / "compiler" / "cuda.lock").read_text().splitlines() if "==" in line]
-    toolkit = [line for line in pinned if line.startswith("nvidia-")]
+    toolkit = [line for line in pinned if not line.startswith("jax-")]
     jax = [f"{name}=={version}" for name in ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt")]
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder, "bin", "python")
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", *jax, *toolkit, "flatbuffers", "pydantic"], check=True
-        )
-        return subprocess.run([python, Path(__file__).parent, *words], check=False).returncode
+        for command in (
+            [sys.executable, "-m", "venv", folder],
+            [python, "-m", "pip", "install", "--quiet", *jax, *toolkit, "flatbuffers", "pydantic"],
+            [python, Path(__file__).parent, *words],
+        ):
+            if status := subprocess.run(command, check=False).returncode:
+                return status
+    return 0
 
 
 def run(folder: Path, output: Path, platform: str, minutes: float, names: list[str]) -> int:
@@ -118,6 +121,9 @@ def run(folder: Path, output: Path, platform: str, minutes: float, names: list[s
 
     A step may take its share of the time, and what those before it left.
     """
+    if not any(folder.glob("*/source/device.toml")):
+        print(f"{folder} has no part that `prepare` built", file=sys.stderr)
+        return 2
     output.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is running ends too
     names = list(dict.fromkeys(["describe", *names] if len(list(folder.glob("*/on_device.aot"))) > 1 else names))
@@ -211,7 +217,7 @@ class _Process:
                 if not read:
                     break
                 *lines, rest = (rest + read).split(b"\n")
-                for told in (json.loads(line) for line in lines if line.startswith(b"{")):
+                for told in filter(None, map(_told, lines)):
                     heard = time.monotonic() if "part" in told else heard
                     yield told
             self._wait(5)
@@ -231,6 +237,15 @@ class _Process:
         with self._log.open(errors="replace") as log:
             log.seek(self._begins)
             return next(iter(log.read().strip().splitlines()[-1:]), "")[:300]
+
+
+def _told(line: bytes) -> dict[str, Any] | None:
+    """Return a row, or the name of a part, that a step printed; None for a line that a library printed."""
+    with contextlib.suppress(ValueError):
+        told = json.loads(line)
+        if isinstance(told, dict) and ("part" in told or {*steps.Row._fields} <= told.keys()):
+            return told
+    return None
 
 
 def _row(what: str, expected: str, measured: str, verdict: str) -> dict[str, Any]:
