@@ -54,7 +54,7 @@ def requirements(text: str, display: str, groups: Sequence[str], architecture: s
             raise Refused("\n".join(dict.fromkeys(reader.problems)))
         return reader.written()
     except (AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
-        # Also markers and versions that this pip does not read: `platform_release` of some kernels is no version.
+        # Also markers and versions that this pip does not read: `platform_release` of some kernels is not a version.
         raise Refused(f"{display}: {type(error).__name__}: {error}\n  write it again: uv lock") from error
 
 
