@@ -42,7 +42,8 @@ _NEEDED = ("classification", "shared_memory")
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = {...: object}
-_SMALL = json_shapes.shape({"ready?": bool, "name?": str, "parameters?": _PARAMETERS})
+INDEX, CHANGE = (json_shapes.shape(form) for form in ({"ready?": bool, "name?": str}, {"parameters?": _PARAMETERS}))
+"""The forms of a request for the index, and to load or unload a model."""
 _REQUEST = json_shapes.shape(
     {
         "inputs": [{"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object}],
@@ -233,11 +234,11 @@ def _colons(value: object, depth: int = 0) -> int:
     return value.count(":") if isinstance(value, str) else 0
 
 
-def read_small(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON of a request for the index, or to load or unload a model. Raises RequestError ("request")."""
+def read_small(body: bytes, form: Callable[[Any], None]) -> Mapping[str, Any]:
+    """Return the JSON of a small request. form: `INDEX` or `CHANGE`. Raises RequestError ("request", "too-large")."""
     if len(body) > _MOST_SMALL:
         raise RequestError("too-large", f"{len(body):,} bytes of JSON are over the limit of {_MOST_SMALL:,}")
-    request: Mapping[str, Any] = _parsed(body or b"{}", len(body) or 2, _SMALL)
+    request: Mapping[str, Any] = _parsed(body or b"{}", len(body) or 2, form)
     return request
 
 

@@ -126,7 +126,8 @@ class Application(Probes):
         if change or path == "/v2/repository/index":
             _only(scope, "POST")
             with contextlib.ExitStack() as held:
-                asked = encoding.read_small(await self._body(None, receive, held))
+                form = encoding.CHANGE if change else encoding.INDEX
+                asked = encoding.read_small(await self._body(None, receive, held), form)
                 if not change:
                     return _json((await service.told("RepositoryIndex", ready=asked.get("ready", False)))["models"])
                 await service.change(change[1], change[2], asked.get("parameters", {}), scope["server"][1])
@@ -222,7 +223,7 @@ class Application(Probes):
 
 
 async def _write(cycle: Any, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, closes: bool) -> None:
-    """Write an answer as uvicorn does, but with one system call in place of two, and without a look at each header."""
+    """Write an answer as uvicorn does, but with one system call for a small one, and without a look at each header."""
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
     if cycle.disconnected:
@@ -231,12 +232,19 @@ async def _write(cycle: Any, status: int, headers: Iterable[tuple[bytes, bytes]]
     lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
     lines += [b"%s: %s" % header for header in (*cycle.default_headers, *headers)]
     lines += [] if cycle.keep_alive else [b"connection: close"]
-    cycle.transport.writelines([b"\r\n".join([*lines, b"", b""]), body])
+    head = b"\r\n".join([*lines, b"", b""])
+    # Not `writelines`: before Python 3.14 it never drops an empty part (gh-155888), and some releases of 3.12 and
+    # 3.13 never pause the writer then (CVE-2024-12254). To copy a small body is less than a second system call.
+    for part in (head + body,) if len(body) < _SMALL else (head, body):
+        cycle.transport.write(part)
     cycle.response_started = cycle.response_complete = True
     cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+
+
+_SMALL = 2**16
 
 
 def _json(value: object, status: int = 200) -> _Answer:

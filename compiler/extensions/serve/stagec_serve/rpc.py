@@ -91,7 +91,7 @@ class RpcServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(protocol.full_name, handlers),))
 
     async def start(self, address: str, tls: Certificates | None = None) -> str:
-        """Listen at `HOST:PORT`, or `unix:PATH`; return it with the port that it is. Raises StagecError.
+        """Listen at `HOST:PORT`; return it with the port that it is. Raises StagecError.
 
         tls: None: there is none.
         """
@@ -104,7 +104,7 @@ class RpcServer:
             raise mistake(f"{address}: cannot listen there", "give another --host or --grpc-port") from None
         self._telling = asyncio.create_task(self._health.keep())
         await self._server.start()
-        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+        return f"{address.rpartition(':')[0]}:{port}"
 
     async def stop(self) -> None:
         """Answer the calls that came, and refuse others as UNAVAILABLE, which says that they did not run.
@@ -151,12 +151,13 @@ class RpcServer:
                         if not in_stream:
                             _refuse(context, error.code, str(error))
                             return
-                        access.note(status=GRPC_STATUS[error.code])
                         response = messages.make("ModelStreamInferResponse", error_message=str(error)[:_MOST_TEXT])
+                        status = GRPC_STATUS[error.code]
                     else:
-                        access.note(status="OK")
+                        status = "OK"
                     del body
                     await context.write(response)
+                    access.note(status=status)
             finally:
                 self._calls -= 1
             body = await context.read() if in_stream else grpc.aio.EOF

@@ -333,19 +333,25 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # To close a socket resets the connections that nobody has accepted yet, asyncio's server those that it has not
-        # attached yet, and uvicorn those with bytes that nobody has read: so all are taken, and get a moment.
+        # attached yet, and uvicorn those with bytes that nobody has read: so all are taken, and get a moment. Nobody
+        # is answered while they are taken, or clients that connect again at once would keep us here.
         loop, make = asyncio.get_running_loop(), functools.partial(_Protocol, self.config, self.server_state, {})
         for listener in sockets or ():
             loop.remove_reader(listener)
-            await asyncio.sleep(_ATTACHING)
+        await asyncio.sleep(_ATTACHING)
+        waiting: list[socket.socket] = []
+        for listener in sockets or ():
             with contextlib.suppress(BlockingIOError):  # there are no more
                 while True:
-                    await loop.connect_accepted_socket(make, listener.accept()[0], ssl=self.config.ssl)
+                    waiting.append(listener.accept()[0])
         for server in self.servers:
             server.close()
+        attached = (loop.connect_accepted_socket(make, each, ssl=self.config.ssl) for each in waiting)
+        attaching = asyncio.gather(*attached, return_exceptions=True)
         await asyncio.sleep(_LAST)
         stops = [self._rpc.stop()] if self._rpc else []
         await asyncio.gather(super().shutdown(sockets), *stops)
+        attaching.cancel()  # a client that ends no handshake
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -385,7 +391,7 @@ class _Protocol(HttpToolsProtocol):
             if self.transport.get_write_buffer_size():  # a client that does not read its answer keeps it in memory
                 self.transport.abort()
                 return
-            if self.timeout_keep_alive_task is None:
+            if self.timeout_keep_alive_task is None and not self._under_way:
                 self.transport.close()
                 return
             self._since, left = None, seconds  # a connection without a request ends as `keep_alive` says
@@ -410,7 +416,9 @@ class _Protocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._beside, self._in_body, self._since = 0, True, None
+        self._beside, self._in_body = 0, True
+        if not self.flow.write_paused:
+            self._since = None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -433,6 +441,9 @@ class _Protocol(HttpToolsProtocol):
         if self._under_way:  # it will not be whole
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            if self.pipeline:  # it waits behind another one, whose answer comes first
+                self.pipeline.popleft()
+                return
         body = json.dumps({"error": msg}).encode()
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
@@ -450,6 +461,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._since = None if self._under_way else self.loop.time()
+        # Where a request waits until the client has read the answers before, we wait for the client.
+        self._since = None if self._under_way and not self.flow.write_paused else self.loop.time()
         if self._ends_with is not None and not self.pipeline and not self.transport.is_closing():
             self.send_400_response(self._ends_with)

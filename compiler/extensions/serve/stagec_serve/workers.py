@@ -282,8 +282,8 @@ class Workers:
             worker.link.tell("group", self.loading)
 
     def log(self, text: str) -> None:
-        """Let a worker log an error."""
-        for worker in [*self._workers.values()][:1]:
+        """Let a worker log an error: one that is ready, if there is one."""
+        for worker in sorted(self._workers.values(), key=lambda worker: not worker.is_ready)[:1]:
             worker.link.tell("log", text)
 
     async def _asked(self, kind: str, value: Any) -> Any:
@@ -295,7 +295,10 @@ class Workers:
             case "statistics":
                 return [took for each in await self._of_all(kind) if each for took in each]
             case "failed":
-                self._fail(value)
+                if self._agreed is None:
+                    self._fail(value)
+                else:  # `_keep` starts it again: what it reads may be right by then
+                    self.log(f"a worker cannot start: {value}")
         return None
 
     async def _of_all(self, kind: str) -> list[Any]:

@@ -144,6 +144,11 @@ class Server:
     def connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=60)
 
+    def seconds(self) -> float:
+        """Return what the server's process took of a CPU."""
+        user, system = Path(f"/proc/{self.pid}/stat").read_text("utf-8").rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def memory(self) -> int:
         """Return the bytes of memory that the process has."""
         status = Path(f"/proc/{self.pid}/status").read_text("utf-8")

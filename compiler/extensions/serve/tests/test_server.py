@@ -624,6 +624,10 @@ def test_bytes_that_are_not_http_beside_requests(served: Path) -> None:
             answer, body = said(server, head + b"Transfer-Encoding: chunked\r\n\r\n" + after)
             assert (answer + b"\r\n").startswith(wrong), after[:20]
             assert "error" in json.loads(body)
+        # Behind another request, its body waits for that one's answer.
+        answer, body = said(server, whole + head + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert wrong in body
         assert server.ask("POST", INFER, REQUEST)[0] == 200
         assert "Traceback" not in server.end(signal.SIGINT)
 
@@ -638,6 +642,31 @@ def test_too_many_headers_and_bytes_that_are_not_http(server: Server) -> None:
     head, body = said(server, b"\0\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
     assert json.loads(body) == {"error": "Invalid HTTP request received."}
+
+
+def test_an_answer_without_a_body_is_sent(server: Server) -> None:
+    """And the server goes on with that connection, and is idle after it."""
+    with server.connect() as connection:
+        for _ in range(2):
+            connection.sendall(b"HEAD /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert connection.recv(10_000).startswith(b"HTTP/1.1 200 ")
+        before = server.seconds()
+        time.sleep(1)
+        assert server.seconds() - before < 0.5
+    answer, body = said(server, b"HEAD /v2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert (answer.partition(b"\r\n")[0], body) == (b"HTTP/1.1 200 OK", b"")
+
+
+def test_a_client_that_reads_nothing_of_two_answers_is_left(served: Path) -> None:
+    """A request that waits behind an answer that nobody reads ends with it, and so does the server."""
+    with serving(served, "--timeout", "1") as server, server.connect() as connection:
+        connection.settimeout(1)
+        with contextlib.suppress(TimeoutError):
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 10_000)
+        time.sleep(3)
+        began = time.monotonic()
+        assert "Traceback" not in server.end(signal.SIGINT)
+        assert time.monotonic() - began < 20
 
 
 def test_connections_are_kept(served: Path) -> None:
@@ -664,5 +693,6 @@ def test_the_index_of_what_is_ready(server: Server) -> None:
     assert {row["state"] for row in rows} == {"READY"}
     every = server.ask("POST", "/v2/repository/index", {})[1]
     assert {row["name"] for row in every} - {row["name"] for row in rows} == {"turned"}
-    assert server.ask("POST", "/v2/repository/index", {"ready": 1})[0] == 400
+    for wrong in ({"ready": 1}, {"parameters": {}}):
+        assert server.ask("POST", "/v2/repository/index", wrong)[0] == 400
     assert server.ask("POST", "/v2/repository/index")[1] == every

@@ -220,6 +220,23 @@ def test_a_worker_that_dies_is_started_again(served: Path, predict: Path, tmp_pa
     assert "Traceback" not in errors
 
 
+def test_a_worker_that_cannot_start_again_stops_nobody(predict: Path, tmp_path: Path) -> None:
+    """The others go on with the tokens that they read, and it starts when its file is right again."""
+    file = tmp_path / "tokens"
+    file.write_text("0123456789abcdef\n")
+    with serving(predict, *MANY, "--token-file", str(file)) as server:
+        dead = workers(server)[0]
+        file.write_text("")
+        os.kill(dead, signal.SIGKILL)
+        until(lambda: probes(server)("/v2/health/ready")[0] == 503)
+        time.sleep(1)
+        file.write_text("0123456789abcdef\n")
+        until(lambda: probes(server)("/v2/health/ready")[0] == 200)
+        errors = server.end(signal.SIGINT)
+    assert "a worker cannot start: " in errors
+    assert "Traceback" not in errors
+
+
 def test_nothing_is_lost_when_all_end(predict: Path) -> None:
     server = Server(predict, *MANY)
     with Clients(server) as clients:
