@@ -12,6 +12,8 @@ load("//rules/private:signing.bzl", "aot_signing")
 
 def _platform(target):
     """Returns what the targets of a rehearsal are for; a slice of TPUs is a generation and its chips, as "v5e:2x4"."""
+    if "_" in target or "=" in target:
+        fail('targets: "%s" is not the name of a device or slice; write a slice of TPUs as "v5e:2x4"' % target)
     return "cpu" if target.startswith("cpu") else "tpu" if ":" in target else "cuda"
 
 def _file_name(target):

@@ -83,7 +83,7 @@ def _fault(keys: Sequence[Key], target: TargetSpec) -> str:
             return fault
         if len(keys) > 1 and len({*map(_program, keys)}) > 1:
             return "its keys are of several programs"
-    except (ir.MLIRError, _jax.JaxRuntimeError, CannotCompile, KeyError, ValueError) as error:
+    except (ir.MLIRError, _jax.JaxRuntimeError, CannotCompile, KeyError, OverflowError, ValueError) as error:
         return f"it cannot be read: {error}"
     return ""
 

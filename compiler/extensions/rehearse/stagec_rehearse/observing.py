@@ -110,7 +110,9 @@ def start() -> None:
             join(**named)
 
         distributed.State.initialize = joining  # type: ignore[method-assign]
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *_PLUGINS) if _has(name)}
+    versions = {
+        name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *_PLUGINS[_PLATFORM]) if _has(name)
+    }
     (folder / f"{os.getpid()}.versions").write_text(json.dumps(versions), "utf-8")
     stacks = (folder / f"{os.getpid()}.stack").open("w")
     faulthandler.register(signal.SIGUSR2, stacks, all_threads=False)
@@ -129,7 +131,7 @@ def _has(distribution: str) -> bool:
         return False
 
 
-_PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "libtpu")
+_PLUGINS = {"cpu": (), "cuda": ("jax-cuda13-plugin", "jax-cuda13-pjrt"), "tpu": ("libtpu",)}
 
 
 def _clear(results: Any) -> None:
@@ -212,6 +214,9 @@ class _Observer:
         except Exception as error:
             self._write({**row, "error": str(error).partition("\n")[0]}, None)
             raise
+        finally:
+            if self.slice:
+                self.slice.here.module = None
         row["seconds"] = time.perf_counter() - began
         row["hits"] = self._here.hits
         try:

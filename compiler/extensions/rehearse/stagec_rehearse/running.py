@@ -19,7 +19,7 @@ import stagec
 from stagec.core.builds.specs import TpuTarget
 from stagec.core.messages.errors import either, mistake
 from stagec.hardware import cuda, tpu
-from stagec.hardware.tpu_topologies import topologies
+from stagec.hardware.tpu_topologies import Topology, parse_topology, topologies
 from stagec_rehearse import FOLDER, driver
 
 CPU = "cpu"
@@ -76,8 +76,7 @@ def resolved(device: str, devices: int) -> tuple[str, int]:
 
 def on_one_host(target: TpuTarget) -> TpuTarget:
     """Return a target as a rehearsal has it: all chips of the slice are of one host."""
-    _, _, shape = target.topology.partition(":")
-    return dataclasses.replace(target, chips_per_host=shape)
+    return dataclasses.replace(target, chips_per_host="x".join(map(str, _slice(target.topology).shape)))
 
 
 def tpus(device: str) -> TpuTarget:
@@ -97,17 +96,20 @@ def _devices(device: str) -> int:
 
 def _is_of_one_host(device: str) -> bool:
     """Whether Google Cloud has hosts with these chips: four, or one, and eight of v5e and v6e."""
-    sizes = sorted(map(int, _target(device).topology.partition(":")[2].split("x")))
-    chip = tpu.generations()[str(_target(device).figures["name"])]
+    chip, shape = _slice(device).generation, _slice(device).shape
     most = [2, 4] if len(chip.pod) == 2 and chip.cores == 1 else [2, 2]
-    return [size for size in sizes if size > 1] in ([], [2, 2], most)
+    return sorted(size for size in shape if size > 1) in ([], [2, 2], most)
+
+
+def _slice(device: str) -> Topology:
+    return parse_topology(device, tpu.generations())
 
 
 def environment(device: str, devices: int, folder: Path, cache: str, values: str) -> dict[str, str]:
     """Return the variables in which a program finds the devices, and writes its rows into `folder`.
 
-    device: as `resolved` returns it. cache: the folder for JAX's
-    compilation cache in which it is to find all; "" for none. values: "cpu" for those of an NVIDIA device, or "zeros".
+    device: as `resolved` returns it. cache: the folder for JAX's compilation cache in which it is to find all; "" for
+    none. values: "cpu" for those of an NVIDIA device, or "zeros".
     """
     own = [str(Path(file).parents[1]) for file in (__file__, stagec.__file__) if file]
     path = [str(Path(__file__).with_name("start")), *filter(None, [os.environ.get("PYTHONPATH")]), *own]

@@ -116,7 +116,14 @@ class Slice:
         return Executable(made, self._client, list(devices), self.here.donated)
 
     def _found(self, serialized: bytes, devices: Any, options: Any) -> Executable:
-        """Take an entry of JAX's cache. libtpu loads none without chips, so the program is compiled once more."""
+        """Take an entry of JAX's cache. libtpu loads none without chips, so the program is compiled once more.
+
+        Raises NotImplementedError for any other executable: nobody knows its program.
+        """
+        if getattr(self.here, "module", None) is None:
+            raise NotImplementedError(
+                "a TPU that is not there loads no executable; compile the program, or use JAX's cache"
+            )
         return self._compile(self.here.module, devices, options)
 
 
