@@ -24,7 +24,6 @@ from stagec.backends.tpu import compiler as tpu
 from stagec.core.builds.specs import TpuTarget
 
 _PLATFORM = "tpu"
-_TOKEN = "token"
 
 
 class Slice:
