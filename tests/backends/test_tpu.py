@@ -17,7 +17,9 @@ from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.tpu import compiler as tpu
 from stagec.core.builds import releases
+from stagec.jaxcache import jax_entries
 from stagec.pjrt import compatibility
+from tests.backends import deviceless
 from tests.backends.deviceless import CUSTOM_CALL, compile_again, compile_elsewhere, installed, layer, run
 
 with_libtpu = installed(libtpu="libtpu")
@@ -101,6 +103,24 @@ def test_another_process_makes_the_same_bytes(tmp_path: Path, topology: str, mes
     env = {"LIBTPU_INIT_ARGS": "--xla_tpu_enable_latency_hiding_scheduler=false", "TPU_ACCELERATOR_TYPE": "v4-8"}
     first = compile_elsewhere(tmp_path, "tpu", topology, layer(mesh or None), tuple(mesh.values()), env=env)
     assert os.fsencode(tmp_path) not in first.executable
+
+
+@with_libtpu
+def test_jaxs_flag_of_libtpu_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its keys may have it, and what they name is compiled without; another flag shows that flags are read."""
+    made = []
+    for flags in ("", jax_entries.TPU_FLAG, "--xla_tpu_scoped_vmem_limit_kib=8192"):
+        with monkeypatch.context() as changed:
+            changed.setattr(deviceless, "_COMPILE", _FLAGS.format(flags) + deviceless._COMPILE)
+            made.append(compile_again(tmp_path, "tpu", "v5e:2x2", layer({"data": 2, "model": 2}), (2, 2)).sha256)
+    assert made[0] == made[1] != made[2]
+
+
+_FLAGS = """
+from stagec.backends.tpu import compiler
+own = compiler.environment
+compiler.environment = lambda target: {{**own(target), "LIBTPU_INIT_ARGS": "{}"}}
+"""
 
 
 def left_behind() -> set[Path]:
