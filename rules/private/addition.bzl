@@ -9,7 +9,7 @@ def _link(ctx, file, folder):
     start = above + "/" if above else ""
     if not file.short_path.startswith(start):
         fail("%s: weights: %s is not below the folder of the bundle" % (ctx.label, file.short_path))
-    link = ctx.actions.declare_file("%s/%s" % (folder, file.short_path.removeprefix(start)))
+    link = ctx.actions.declare_file("%s/%s" % (folder, file.short_path[len(start):]))
     ctx.actions.symlink(output = link, target_file = file)
     return link
 
