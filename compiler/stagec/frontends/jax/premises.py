@@ -252,8 +252,9 @@ def _members(
         replaced = str(getattr(_inside(member), "__module__", top)).partition(".")[0] != top
         if module.__name__ in sources or (replaced and isinstance(_inside(member), types.FunctionType)):
             yield f"{path}.{inner}", member
-        is_module = isinstance(member, types.ModuleType) and member.__name__ not in passed
-        if is_module and (member.__name__ in sources or not getattr(member, "__file__", None)):  # a folder has none
+        if not isinstance(member, types.ModuleType) or member.__name__ in passed:
+            continue
+        if member.__name__ in sources or not getattr(member, "__file__", None):  # a package without a source has none
             yield from _members(member, f"{path}.{inner}", names, sources, passed)
 
 
