@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jaxlib
@@ -25,13 +26,14 @@ import pytest
 from hypothesis import given, seed, settings, strategies as st
 
 import stagec
+from stagec.audit import adding
 from stagec.bundle import archive as archives
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, pieces
 from stagec.bundle.functions import split
 from stagec.bundle.index import FUNCTIONS, order
 from stagec.bundle.writing import Member, extend
-from stagec.core.builds import releases
+from stagec.core.builds import actions, releases
 from stagec.core.data import strict_json
 from stagec.core.data.reading import RegularFile
 from stagec.trust.attestation import subjects
@@ -760,3 +762,25 @@ def test_a_registry_keeps_what_was_said_of_the_first(folder: Path, tmp_path: Pat
         assert (done.returncode, "another bundle was signed" in done.stderr) == (2, True)
     finally:
         registry.close()
+
+
+def test_what_is_said_of_a_trial_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of a traceback, and the bundle's own path."""
+    archive = SimpleNamespace(path="m.aot")
+    wanted = SimpleNamespace(
+        name="f", artifact="f", like=SimpleNamespace(target=SimpleNamespace(name="cpu"), bucket={})
+    )
+    for stdout, stderr, told in (
+        (
+            "",
+            "Traceback:\n  File x\nXlaError: no \N{REPLACEMENT CHARACTER}\n",
+            "XlaError: no \N{REPLACEMENT CHARACTER}",
+        ),
+        ("scratch/crossed.aot: it is another\nor so\n", "a warning", "m.aot: it is another\nor so"),
+    ):
+        done = subprocess.CompletedProcess([], 1, stdout, stderr)
+        monkeypatch.setattr(adding, "_run", lambda *_, done=done: done)
+        assert adding._differs(archive, wanted, Path("scratch"), ".") == told  # type: ignore[arg-type]
+    monkeypatch.undo()
+    monkeypatch.setattr(actions, "command", lambda: ["printf", "\\377"])
+    assert adding._run([], Path()).stdout == "\N{REPLACEMENT CHARACTER}"
