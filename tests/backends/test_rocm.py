@@ -22,6 +22,7 @@ from stagec.core.data import wire
 from stagec.hardware import gpu_devices, rocm
 from stagec.patches import elf
 from tests.backends.deviceless import OVERLAPPING, compile_again, compile_elsewhere, installed, layer, run
+from tests.backends.test_riegeli import SIGNATURE
 
 with_plugin = installed(jax_rocm7_pjrt="jax_plugins.xla_rocm7", jax_rocm7_plugin="jax_rocm7_plugin")
 
@@ -257,8 +258,27 @@ def test_no_machine_code_is_read_as_a_code_object() -> None:
         assert code_objects.size(code) == len(code)
     start = b"\x7fELF\x02\x01\x01\x40" + bytes(8) + b"\x03\x00\xe0\x00"
     assert code_objects.are_in(start)
+    for read in (lambda: code_objects.read(start + bytes(64)), lambda: code_objects.size(start)):
+        with pytest.raises(ValueError, match="machine code for AMD devices that is damaged"):
+            read()
+
+
+def test_what_looks_like_a_code_object_stays_as_it_is() -> None:
+    code = (Path(__file__).parent / "spilling.gfx1100.hsaco").read_bytes() + b"sixteen bytes!!!"
+    records = [b"manifest", b"", code, b"", code]
+    _, _, marked, _, constant = riegeli.records(
+        compiler._marked(riegeli._assemble([SIGNATURE, riegeli._plain(records)]))
+    )
+    assert (marked[:-16], constant) == (code[:-16], code)
+    assert marked != code
+
+
+def test_more_metadata_than_any_code_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (Path(__file__).parent / "spilling.gfx1100.hsaco").read_bytes()
+    assert len(code_objects.read(code)) == 1
+    monkeypatch.setattr(code_objects, "_LARGEST", 100)
     with pytest.raises(ValueError, match="machine code for AMD devices that is damaged"):
-        code_objects.read(start + bytes(64))
+        code_objects.read(code)
 
 
 def test_a_damaged_code_object_is_refused(tmp_path: Path) -> None:
