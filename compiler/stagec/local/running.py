@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.core.builds.specs import NOT_EXAMINED
+from stagec.core.builds.specs import FOLLOWS_MACHINE
 from stagec.core.messages.errors import StagecError, blaming
 from stagec.core.messages.progress import Progress
 from stagec.local import environment
@@ -37,9 +37,6 @@ _KNOWN = {
     "/words": "the command line of the action",
 }
 """What is in keys besides files, as people call it. No path of a file in a workspace begins with a slash."""
-
-_ON_THIS_CPU = f'"examined":"{NOT_EXAMINED}"'
-"""What the spec of an action says whose result follows the CPU that builds; rules/toolchain.bzl has it too."""
 
 
 @dataclass
@@ -201,7 +198,7 @@ class Runner:
             del facts["/python"]
         words = json.dumps([_FORMAT, action.command, action.arguments])
         inputs = {path: self._digest(path) for path in action.inputs}
-        if any(_ON_THIS_CPU in self._build.written.get(path, "") for path in inputs):
+        if any(FOLLOWS_MACHINE in self._build.written.get(path, "") for path in inputs):
             facts["/cpu"] = environment.cpu()
         return {"/words": hashlib.sha256(words.encode()).hexdigest(), **facts, **inputs}
 
