@@ -83,6 +83,17 @@ _WORKER = {
     "supports-workers": "1",
 }
 
+def follows_cpu(spec):
+    """Whether what is made of a spec follows the CPU of the machine that builds, as with `examined = "none"`.
+
+    Args:
+      spec: string, the spec of a function or an executable.
+
+    Returns:
+      bool.
+    """
+    return "\"examined\":\"none\"" in spec
+
 def compiler_action(
         ctx,
         mnemonic,
@@ -97,7 +108,8 @@ def compiler_action(
         worker = True,
         sandbox = True,
         environment = None,
-        extension = None):
+        extension = None,
+        follows_cpu = False):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
@@ -124,6 +136,8 @@ def compiler_action(
         of the toolchain's environment is in the action's key then. None: the toolchain's.
       extension: the extension that has the command, or the function's frontend, as extension_of returns it; None: the
         compiler has it. An edit in an extension runs no action without it again.
+      follows_cpu: what the function of that name returns: whether the result follows the CPU of the machine that builds.
+        No key has that, so another machine must not get the result from a cache.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     python = environment[PythonEnvironmentInfo] if environment else stagec.environment
@@ -172,6 +186,8 @@ def compiler_action(
     # takes the free cores, and of many actions Bazel starts one for each core. Bound to a core each, they would leave cores
     # idle at the end of a build.
     requirements = {"block-network": "1"}
+    if follows_cpu:
+        requirements["no-remote-cache"] = "1"
     if not sandbox:
         requirements["no-sandbox"] = "1"
     if stagec.workers and worker:

@@ -25,6 +25,7 @@ import pytest
 import stagec
 from stagec.core.messages.errors import StagecError
 from stagec.local import actions, building, environment
+from stagec.local.building import Local, Wanted
 from stagec.local.environment import Workspace as Workspaces
 from stagec.local.pool import Pool
 from stagec.local.store import Store
@@ -528,6 +529,31 @@ def test_actions_are_isolated_as_those_of_bazel(way: str, built: Workspace) -> N
     built.write("models/g.py", f"def shift(x):\n    return x + len(open({str(secret)!r}).read())\n")
     done = built.run("--keep-going", before=where(way))
     assert (done.returncode == 0) == (way == "filter"), done.stderr  # docs/security.md says what a filter lets
+
+
+def test_what_follows_the_cpu_is_built_again_on_another(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    built.replace("models/m.toml", "[manifest]\n", '[manifest]\nexamined = "none"\n')
+    wanted = Wanted(str(built.root / "models/m.toml"))
+    with Pool(Store(built.cache / "stagec")) as pool:
+        assert not Local(wanted, pool).run().failed
+        assert not [*Local(wanted, pool, runs=False).runner.undone()]
+        monkeypatch.setattr(environment, "cpu", lambda: "another")
+        runner = Local(wanted, pool, runs=False).runner
+        undone = [action for action, _ in runner.undone()]
+        assert {action.command.split()[1] for action in undone} == {"export", "compile", "golden", "bundle"}
+        assert runner.why(undone[0]) == ["the CPU of this machine"]
+
+
+def test_what_follows_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kind and its flags, and no number that is another one each time."""
+    shown = tmp_path / "cpuinfo"
+    monkeypatch.setattr(environment, "Path", lambda _: shown)
+
+    def seen(flags: str, clock: str) -> str:
+        shown.write_text(f"processor\t: 0\nmodel\t\t: 143\ncpu MHz\t\t: {clock}\nflags\t\t: {flags}\n")
+        return environment.cpu()
+
+    assert seen("avx2", "2000") == seen("avx2", "2100") != seen("avx2 gfni", "2000")
 
 
 def test_in_a_notebook(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,12 +201,24 @@ def test_a_library_that_detects_the_host_twice(tmp_path: Path) -> None:
         library.write(questions)
     with pytest.raises(machine_code.PatchError, match=r": LLVM detects the host in 2 places, not in one$"):
         known_builds.examined(path)
-    assert known_builds.UnknownBuild("it is not known", "known: none", path).write.splitlines() == [
+    with elf.opened(path) as file:
+        build_id = file.build_id
+    assert known_builds.UnknownBuild("it is not known", "known: none", path, build_id).write.splitlines() == [
         "known: none",
         "libjax_common.so is not as those that are known: LLVM detects the host in 2 places, not in one",
         'it loads what it has compiled itself; with examined = "none" in [manifest], it exports and compiles, without '
         "a change of its code",
     ]
+
+
+def test_a_library_that_is_not_the_one_any_more(tmp_path: Path) -> None:
+    path = Path(shutil.copy(probe.library("cpu"), tmp_path))
+    refusal = known_builds.UnknownBuild("it is not known", "known: none", path, "another build-id")
+    assert refusal.write == "known: none"
+    path.write_bytes(b"x")
+    assert refusal.write == "known: none"
+    path.unlink()
+    assert refusal.write == "known: none"
 
 
 def test_a_library_whose_sites_are_others(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stagec.core.builds.specs import FOLLOWS_MACHINE
 from stagec.core.messages.errors import StagecError, blaming
 from stagec.core.messages.progress import Progress
+from stagec.local import environment
 from stagec.local.actions import OUT, Action, Build, Paths
 from stagec.local.environment import Workspace, facts
 from stagec.local.store import Digests, Made, Store
@@ -27,6 +29,7 @@ _FORMAT = 1
 """Of keys."""
 _KNOWN = {
     "/abi": "the ABI of Python",
+    "/cpu": "the CPU of this machine",
     "/libraries": "LD_LIBRARY_PATH",
     "/packages": "the installed packages, or stagec",
     "/plugin": "the packages of the plugin",
@@ -197,6 +200,8 @@ class Runner:
             del facts["/python"]
         words = json.dumps([_FORMAT, action.command, action.arguments])
         inputs = {path: self._digest(path) for path in action.inputs}
+        if any(FOLLOWS_MACHINE in self._build.written.get(path, "") for path in inputs):
+            facts["/cpu"] = environment.cpu()
         return {"/words": hashlib.sha256(words.encode()).hexdigest(), **facts, **inputs}
 
     def _key(self, action: Action) -> str:

@@ -38,6 +38,8 @@ NOT_EXAMINED = "none"
 
 The other is "project": the code of builds that the project examined is changed.
 """
+FOLLOWS_MACHINE = f'"examined":"{NOT_EXAMINED}"'
+"""What the JSON has of a spec, or of a part of it, whose results do; rules/toolchain.bzl looks for it too."""
 T = TypeVar("T")
 
 
