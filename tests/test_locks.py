@@ -56,7 +56,7 @@ class Workspace(NestedBazel):
         self.files = {**workspace_files("user"), **FILES}
         for version in ("3.11.2", "3.12.1", "3.14.0rc1"):
             self.files[f"python{version[:4]}"] = PYTHON.format(version=version)
-        self.files["MODULE.bazel"] += 'use_repo(stagec, "stagec_jaxlibs", "stagec_locks")\n'
+        self.files["MODULE.bazel"] += 'use_repo(stagec, "stagec_aarch64", "stagec_jaxlibs", "stagec_locks")\n'
         for name, text in self.files.items():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
@@ -130,6 +130,17 @@ def versions(release: str) -> dict[str, str]:
 def test_the_python_decides(workspace: Workspace, python: str, attributes: str, release: str) -> None:
     workspace.declare(attributes)
     assert workspace.locked(python) == versions(release)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.11 unpacks the wheels for aarch64")
+def test_the_newest_has_no_wheels_for_debians_python(workspace: Workspace) -> None:
+    workspace.declare('lock = "@stagec//compiler:newest/requirements.lock"')
+    done = workspace.run("build", "--nobuild", "@stagec_aarch64//:environment")
+    assert done.returncode == 1
+    assert (
+        "  jaxlib from 0.11 on has none for Debian's Python 3.11, which compiles for aarch64: build with an older "
+        'one,\n  lock = "@stagec//compiler:requirements.lock", or declare a Python for aarch64 (docs/aarch64.md)\n'
+    ) in done.stderr
 
 
 def test_a_workspace_without_a_lock_is_built_with_it(workspace: Workspace) -> None:
