@@ -322,6 +322,18 @@ def test_a_plugin_for_another_jaxlib(plugin: Callable[..., plugins.Plugin]) -> N
     assert caught.value.write == TO_LOCK.format("numpy==0.0.1.*")
 
 
+def test_a_plugin_without_a_known_build_for_this_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "version", lambda: "0.12.0.1")
+    monkeypatch.setattr(plugins, "version", lambda plugin: "0.10.2")
+    monkeypatch.setattr(plugins, "path", lambda plugin: Path("xla_rocm_plugin.so"))
+    with pytest.raises(CannotCompile) as caught:
+        plugins.load(plugins.of("rocm"))
+    assert str(caught.value) == "jax-rocm7-pjrt 0.10.2 is not for jaxlib 0.12.0.1"
+    assert caught.value.write == (
+        "of jax-rocm7-pjrt, stagec knows 0.10.2: lock jax and jaxlib 0.10.2 (docs/accelerators.md)"
+    )
+
+
 def test_a_plugin_that_does_not_run_on_this_machine(plugin: Callable[..., plugins.Plugin]) -> None:
     found = importlib.metadata.version("numpy")
     with pytest.raises(CannotCompile, match=f"^numpy {found} cannot be used on this machine: "):
