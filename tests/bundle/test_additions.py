@@ -36,6 +36,7 @@ from stagec.bundle.writing import Member, extend
 from stagec.core.builds import actions, releases
 from stagec.core.data import strict_json
 from stagec.core.data.reading import RegularFile
+from stagec.core.messages.errors import StagecError
 from stagec.trust.attestation import subjects
 from stagec.trust.provenance import Environment, Wheel, read_environment, statement_of_addition
 from stagec.trust.verification import verify
@@ -770,17 +771,22 @@ def test_what_is_said_of_a_trial_that_failed(monkeypatch: pytest.MonkeyPatch) ->
     wanted = SimpleNamespace(
         name="f", artifact="f", like=SimpleNamespace(target=SimpleNamespace(name="cpu"), bucket={})
     )
-    for stdout, stderr, told in (
-        (
-            "",
-            "Traceback:\n  File x\nXlaError: no \N{REPLACEMENT CHARACTER}\n",
-            "XlaError: no \N{REPLACEMENT CHARACTER}",
-        ),
-        ("scratch/crossed.aot: it is another\nor so\n", "a warning", "m.aot: it is another\nor so"),
-    ):
-        done = subprocess.CompletedProcess([], 1, stdout, stderr)
+    trials = (
+        (0, "", "a warning", ""),
+        (1, "", "Traceback:\n  File x\nXlaError: no\n", "XlaError: no"),
+        (1, "scratch/crossed.aot: it is another\nor so\n", "a warning", "m.aot: it is another\nor so"),
+        (-6, "", "", "it ended the process (SIGABRT)"),
+        (-9, "", "", "its trial cannot run here: it ended the process (SIGKILL)"),
+        (2, "", "scratch/crossed.aot: no\nmemory", "its trial cannot run here: m.aot: no\nmemory"),
+    )
+    for status, stdout, stderr, told in trials:
+        done = subprocess.CompletedProcess([], status, stdout, stderr)
         monkeypatch.setattr(adding, "_run", lambda *_, done=done: done)
-        assert adding._differs(archive, wanted, Path("scratch"), ".") == told  # type: ignore[arg-type]
+        try:
+            said = adding._differs(archive, wanted, Path("scratch"), ".")  # type: ignore[arg-type]
+        except StagecError as error:
+            said = error.problems[0].what
+        assert said == told
     monkeypatch.undo()
     monkeypatch.setattr(actions, "command", lambda: ["printf", "\\377"])
     assert adding._run([], Path()).stdout == "\N{REPLACEMENT CHARACTER}"

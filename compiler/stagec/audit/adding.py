@@ -179,14 +179,16 @@ def _differs(archive: Archive, wanted: _Wanted, scratch: Path, weights: str) -> 
     try:
         # A process of its own: an executable that this XLA reads otherwise may end it.
         done = _run([*words, "--weights", weights], scratch, _SECONDS)
+        status, said = done.returncode, (done.stdout or done.stderr).strip()
+        said = said if done.stdout or status == 2 else said.rpartition("\n")[2]  # of a traceback
     except subprocess.TimeoutExpired:
-        return f"it took longer than {_SECONDS} seconds"
-    if done.returncode < 0:
-        return f"it ended the process ({signal.Signals(-done.returncode).name})"
-    said = (done.stdout or done.stderr).strip().replace(str(scratch / _CROSSED), archive.path)
-    if done.returncode == 2:
+        status, said = 2, f"it took longer than {_SECONDS} seconds"
+    if status < 0:
+        said = f"it ended the process ({signal.Signals(-status).name})"
+    said = said.replace(str(scratch / _CROSSED), archive.path)
+    if status in (2, -signal.SIGKILL):  # Linux kills it where memory is short
         raise StagecError(Problem(archive.path, wanted.name, f"its trial cannot run here: {said}", _TRIAL))
-    return said if done.stdout or not done.returncode else said.rpartition("\n")[2]  # of a traceback
+    return said if status else ""
 
 
 def _run(words: list[str], scratch: Path, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
