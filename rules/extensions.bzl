@@ -140,8 +140,8 @@ _python = tag_class(
         ),
         lock = attr.label(
             doc = "A requirements file with hashes, or a uv.lock: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages " +
-                  "that your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
-                  "`frontend = \"arrays\"`.",
+                  "that your models import. Without it, models can import JAX and NumPy, in the newest versions that stagec knows for " +
+                  "the Python of actions. Without jax, functions are those of `frontend = \"arrays\"`.",
         ),
     ),
 )

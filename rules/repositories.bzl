@@ -30,7 +30,8 @@ def stagec_repositories(
 
     Args:
       lock: label of a requirements file with hashes, or of a uv.lock: jax, jaxlib, numpy, flatbuffers, pydantic, and the
-        packages that your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of
+        packages that your models import. Without it, models can import JAX and NumPy, in the newest versions that stagec
+        knows for the Python of actions. Without jax, functions are those of
         `frontend = "arrays"`.
       tpu_lock: label of a lock with only libtpu, if you use another jaxlib.
       cuda_lock: label of a lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
