@@ -187,6 +187,13 @@ def test_what_xla_says_of_a_device_is_read_back(tmp_path: Path, name: str) -> No
     assert gpu_devices.read("rocm", described) == rocm.device(name)
 
 
+@with_plugin
+def test_there_is_no_library_of_mosaic(tmp_path: Path) -> None:
+    ask = "\nimport os\nos.write(2, os.environ.get('MOSAIC_GPU_RUNTIME_LIB_PATH', 'none').encode())"
+    done = run(f"{_DESCRIBE}{ask}", "mi210", cwd=tmp_path)
+    assert done.stderr.endswith("none")
+
+
 TIMED_ON = "ROCM: gfx942, Cores: 304, GPU clock: 2.1 GHz, Memory bandwidth: 5300 GB/s, L2 cache: 4 MB"
 KERNEL = r"""{\n  tmp_0 = bf16[256,2,256]{2,1,0} parameter(0)\n  tmp_1 = bf16[2,256,512]{2,1,0} parameter(1)\n"""
 KERNEL += r"""  ROOT tmp_2 = f32[2,256,512]{2,1,0} dot(bf16[256,2,256]{2,1,0} tmp_0, bf16[2,256,512]{2,1,0} tmp_1), """

@@ -14,13 +14,13 @@ from typing import Any
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CompiledModule, cost, memory
-from stagec.backends.gpu import compiler, local_cuda, nvidia
+from stagec.backends.gpu import compiler, local_gpus, nvidia
 from stagec.core.builds.specs import GpuTarget
 
 
 def compile_module(module: Any, target: GpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
     """Compile for as many fake devices as the mesh has."""
-    devices = local_cuda.devices()[: math.prod(mesh)]
+    devices = local_gpus.devices()[: math.prod(mesh)]
     loaded = plugins.compile_for(nvidia.PLUGIN, devices, module, target.compiler_options, serialized=options, load=True)
     optimized = loaded.hlo_modules()[0]
     return CompiledModule(

@@ -1,6 +1,6 @@
 """The loader and its clients on an accelerator that is a fake: what runs there, and each way in which that fails.
 
-Modules: `pjrt/accelerators.py`, `pjrt/failures.py`, `backends/gpu/local_cuda.py`, `cli/describe_device.py`.
+Modules: `pjrt/accelerators.py`, `pjrt/failures.py`, `backends/gpu/local_gpus.py`, `cli/describe_device.py`.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 No kernel runs, so results say nothing. What is real is XLA: its reader of executables, its checks, its allocator, its
 launches, and how it chooses among kernels that it times.
 
-Modules: `backends/gpu/local_cuda.py`, `pjrt/gpu_calls.py`.
+Modules: `backends/gpu/local_gpus.py`, `pjrt/gpu_calls.py`.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def called(bundle: Path, *names: str, device: dict[str, str], **variables: str) 
 
 def test_xla_says_of_the_device_what_the_other_fake_says(device: dict[str, str]) -> None:
     """As on a device: also of its units, which have fields of the same names as the device."""
-    ask = "from stagec.backends.gpu import local_cuda; print(local_cuda.describe_device(), end='')"
+    ask = "from stagec.backends.gpu import local_gpus; print(local_gpus.describe_device(), end='')"
     told = fake.run("-c", ask, environment=device).stdout
     assert told.rstrip() == (fake.HERE / "description.textproto").read_text().rstrip()
     done = fake.stagec("describe-device", environment=device)

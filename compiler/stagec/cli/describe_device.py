@@ -12,10 +12,10 @@ OPTIONS = {
 
 def run(options: Options) -> Answer:
     from stagec.backends.compilation import CannotCompile
-    from stagec.backends.gpu import descriptions, local_cuda
+    from stagec.backends.gpu import descriptions, local_gpus
 
     try:
-        properties = descriptions.properties(local_cuda.describe_device())
+        properties = descriptions.properties(local_gpus.describe_device())
     except CannotCompile as error:
         raise mistake(str(error), error.write) from error
     text = descriptions.as_toml(properties)

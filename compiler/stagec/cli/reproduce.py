@@ -46,7 +46,11 @@ def run(options: Options) -> Answer:
             retrace=retrace,
             entries=entries,
         )
-    lines = [*differences, *(f'{line}\n    nobody promised the same: examined = "none"' for line in unpromised)]
+    lines = [
+        *differences,
+        *(['nobody promised the same of these: examined = "none"'] if unpromised else []),
+        *unpromised,
+    ]
     lines.append(f"{count} artifacts built twice again, {len(differences)} differences")
     lines[-1] += f' of what is promised, {len(unpromised)} of what examined = "none" built' if unpromised else ""
     another = eager.can_be_another_machine()

@@ -33,8 +33,9 @@ def register(plugin: Plugin, interface: Any) -> bool:
     extension = plugin_support.import_from_plugin(plugin.platform, f"{plugin.platform}_plugin_extension")
     if extension is None:
         return False
-    # Kernels of Mosaic are linked with it when they are loaded (jax/experimental/mosaic/gpu/core.py).
-    os.environ.setdefault("MOSAIC_GPU_RUNTIME_LIB_PATH", str(Path(str(extension.__file__)).with_name(MOSAIC)))
+    if plugin.platform == "cuda":
+        # Kernels of Mosaic are linked with it when they are loaded (jax/experimental/mosaic/gpu/core.py).
+        os.environ.setdefault("MOSAIC_GPU_RUNTIME_LIB_PATH", str(Path(str(extension.__file__)).with_name(MOSAIC)))
     name = plugin.platform.upper()
     xla_client.register_custom_call_handler(name, functools.partial(extension.register_custom_call_target, interface))
     xla_client.register_custom_type_handler(name, functools.partial(extension.register_custom_type, interface))

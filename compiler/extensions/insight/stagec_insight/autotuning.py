@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from stagec.audit import inputs
 from stagec.audit.inputs import Inputs
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.gpu import local_cuda
+from stagec.backends.gpu import local_gpus
 from stagec.core.builds.specs import ExecutableSpec, GpuTarget
 from stagec.core.messages.errors import Problem, StagecError, mistake
 from stagec.core.messages.progress import Progress
@@ -50,9 +50,9 @@ def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) 
         raise mistake(what, f"lock jax and its plugin before {'.'.join(map(str, _OTHER_RESULTS))}")
     progress = progress or Progress("autotune")
     progress.total = sum(map(len, files.values()))
-    local_cuda.prepare_process()
+    local_gpus.prepare_process()
     try:
-        local_cuda.devices()
+        local_gpus.devices()
     except CannotCompile as error:
         raise mistake(str(error), error.write) from error
     return {
@@ -82,6 +82,6 @@ def _time(current: Inputs, export: str, spec: ExecutableSpec, progress: Progress
     assert isinstance(spec.target, GpuTarget)
     try:
         with mlir.make_context():
-            return local_cuda.autotune(ir.Module.parse(lowered.module), spec.target, (lowered.nr_devices,))
+            return local_gpus.autotune(ir.Module.parse(lowered.module), spec.target, (lowered.nr_devices,))
     except CannotCompile as error:
         raise problem(error, spec) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.gpu import local_cuda, nvidia
+from stagec.backends.gpu import local_gpus, nvidia
 from stagec.core.builds.specs import GpuTarget
 from stagec.hardware import catalog
 from stagec.hardware.autotuning import read
@@ -88,9 +88,9 @@ def test_results_that_it_could_not_read(manifest: Path) -> None:
 def test_another_device_than_the_targets() -> None:
     h200 = target("h200")
     reported = {**h200.figures, "compute_capability": "9.0", "memory_bandwidth": 4_814_000_000_000}
-    local_cuda.refuse_another(reported, h200)
+    local_gpus.refuse_another(reported, h200)
     with pytest.raises(CannotCompile) as caught:
-        local_cuda.refuse_another(reported, target("h100-sxm"))
+        local_gpus.refuse_another(reported, target("h100-sxm"))
     what = "this machine has another device: name is NVIDIA H200, not NVIDIA H100 80GB HBM3"
     assert (str(caught.value), caught.value.key) == (what, "device")
 
@@ -100,16 +100,16 @@ def test_no_code_is_changed_where_kernels_are_timed(tmp_path: Path, monkeypatch:
     said = []
     h200 = dataclasses.replace(target("h200"), examined="none")
     for module, name, value in (
-        (local_cuda, "devices", lambda: [None]),
-        (local_cuda, "_describe", lambda _: ""),
-        (local_cuda, "_loads", lambda _: True),
-        (local_cuda.descriptions, "properties", lambda _: h200.figures),
+        (local_gpus, "devices", lambda: [None]),
+        (local_gpus, "_describe", lambda _: ""),
+        (local_gpus, "_loads", lambda _: True),
+        (local_gpus.descriptions, "properties", lambda _: h200.figures),
         (nvidia, "register_custom_calls", lambda: None),
         (nvidia, "scratch", contextlib.nullcontext),
-        (local_cuda.plugins, "compile_for", lambda *_, examined, **__: said.append(examined)),
+        (local_gpus.plugins, "compile_for", lambda *_, examined, **__: said.append(examined)),
     ):
         monkeypatch.setattr(module, name, value)
-    assert local_cuda.autotune(None, h200, ()) == []  # type: ignore[arg-type]
+    assert local_gpus.autotune(None, h200, ()) == []  # type: ignore[arg-type]
     assert said == ["none"]
 
 
