@@ -1,7 +1,4 @@
-"""Run one executable that another jaxlib made, and compare its results; the status is 1 if they differ.
-
-It is 2 where the bundle and this jaxlib do not decide that: weights are missing, or this machine cannot run the target.
-"""
+"""Run an executable that another jaxlib made, and compare its results: 1 if they differ, 2 if this cannot run here."""
 
 from __future__ import annotations
 
@@ -28,6 +25,6 @@ def run(options: Options) -> Answer:
         told = crossing.difference(Archive(options.bundle), options.function, options.target, sizes, options.weights)
     except Refusal as error:
         if error.code in (*golden.OTHER_MACHINE, "memory", "weights"):
-            raise
+            raise  # another machine, or with the weights, would say more
         told = str(error)
     return Answer({"difference": told}, told and f"{told}\n", 1 if told else 0)
