@@ -111,6 +111,32 @@ def test_a_build_that_is_not_known(tmp_path: Path) -> None:
     assert add == "to add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
 
 
+EXAMINED = """
+sys.path.append({folder!r})
+refused = []
+code = machine_code.loaded(cpu._LIBRARY)
+try: known_builds.known(code, "", "project")
+except known_builds.UnknownBuild as error: refused = [str(error), error.write]
+print(json.dumps([known_builds.said(code, "", "here"), known_builds.said(code, "", "none"), *refused]))
+"""
+
+
+def test_a_build_that_a_build_examined(tmp_path: Path) -> None:
+    """It is known, and said to be so, unless the project alone counts."""
+    row = next(row for row in ROWS if row.build_id == known_builds.examined(examination.library("cpu")).build_id)
+    known_builds.write(tmp_path / known_builds.HERE, [row])
+    here, none, what, write = run(f"known_builds.rows = list\n{EXAMINED.format(folder=str(tmp_path))}")
+    assert here == {row.library: f"{row.build_id} (examined by this build, not by the project)"}
+    assert none == {}
+    library = f"this build of libjax_common.so, of jaxlib {row.version},"
+    assert what == f"{library} is examined by this build, not by the project: build-id {row.build_id}"
+    assert write.splitlines() == [
+        f"wheels for {row.architecture.replace('_', '-')} and {row.python} that are known: none of jaxlib",
+        'to let a build examine others itself, take examined = "project" out of [manifest]',
+    ]
+    assert run(EXAMINED.format(folder=str(tmp_path))) == [{}, {}]  # the table comes first
+
+
 @pytest.mark.parametrize("content", [None, "", "[1]", '[{"library": "libjax_common.so"}]', '{"a": 1}'])
 def test_a_table_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
     table = tmp_path / "known_builds.json"
