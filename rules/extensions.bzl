@@ -8,18 +8,13 @@
 
 load("//rules/private:isolation.bzl", "isolation_check")
 load("//rules/private:jaxlibs.bzl", "declare_jaxlibs")
+load("//rules/private:locks.bzl", "declare_locks")
 load("//rules/private:manifest.bzl", "stagec_manifest")
 load("//rules/private:python_environment.bzl", "python_environment", "uv_environment")
 
 def _stagec_impl(module_ctx):
-    locks = {
-        "lock": Label("//compiler:requirements.lock"),
-        "tpu_lock": Label("//compiler:tpu.lock"),
-        "cuda_lock": Label("//compiler:cuda.lock"),
-        "rocm_lock": Label("//compiler:rocm.lock"),
-    }
-    actions = {"trimmed": True}
-    python = None
+    named = {}
+    actions = {"interpreter": "", "interpreter_version": "", "python": None, "trimmed": True}
     packages = ""
     groups = []
     declared = {}
@@ -29,11 +24,10 @@ def _stagec_impl(module_ctx):
             if len(module.tags.python) > 1:
                 fail("stagec.python is written %d times; the compiler has one environment" % len(module.tags.python))
             for tag in module.tags.python:
-                locks.update({name: getattr(tag, name) for name in locks if getattr(tag, name)})
+                named = {name: getattr(tag, name) for name in ["lock", "cuda_lock", "rocm_lock", "tpu_lock"]}
                 packages = tag.packages
                 groups = tag.groups
-                python = tag.python
-                actions = {name: getattr(tag, name) for name in ["interpreter", "interpreter_version", "python", "trimmed"]}
+                actions = {name: getattr(tag, name) for name in actions}
             jaxlibs = {tag.name: {name: getattr(tag, name) for name in _JAXLIB} for tag in module.tags.jaxlib}
         for tag in module.tags.manifest + module.tags.environment + (module.tags.jaxlib if module.is_root else []):
             if tag.name in declared:
@@ -50,9 +44,11 @@ def _stagec_impl(module_ctx):
                 interpreter_version = tag.interpreter_version,
                 packages = tag.packages,
                 groups = tag.groups,
-                python = python,
+                python = actions["python"],
                 trimmed = tag.trimmed,
             )
+    python = actions["python"]
+    locks = declare_locks(named, actions["interpreter"], actions["interpreter_version"], python)
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"), python = python)
     python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, groups = groups, **actions)
     python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
@@ -144,8 +140,8 @@ _python = tag_class(
         ),
         lock = attr.label(
             doc = "A requirements file with hashes, or a uv.lock: jax, jaxlib, numpy, flatbuffers, pydantic, and the packages " +
-                  "that your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of " +
-                  "`frontend = \"arrays\"`.",
+                  "that your models import. Without it, models can import JAX and NumPy, in the newest versions that stagec knows for " +
+                  "the Python of actions. Without jax, functions are those of `frontend = \"arrays\"`.",
         ),
     ),
 )

@@ -84,6 +84,7 @@ AotExportInfo = provider(
         "description": "File: what it was made from, as JSON.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "spec": "File: the function's spec, as JSON.",
+        "follows_cpu": "bool: whether what is made of it follows the CPU of the machine that builds.",
         "sources": "depset of File: what tracing imports and reads.",
         "looked": "struct of File: names and imports, what AotImportsInfo has of it; None where nobody read its imports.",
         "import_roots": "list of string: import roots, relative to the folder that holds all repositories.",

@@ -2,6 +2,7 @@
 
 load("//rules/private:isolation.bzl", "isolation_check")
 load("//rules/private:jaxlibs.bzl", "declare_jaxlibs")
+load("//rules/private:locks.bzl", "declare_locks")
 load("//rules/private:manifest.bzl", _stagec_manifest = "stagec_manifest")
 load("//rules/private:offline.bzl", _stagec_offline_repositories = "stagec_offline_repositories")
 load("//rules/private:python_environment.bzl", "uv_environment", _python_environment = "python_environment")
@@ -29,7 +30,8 @@ def stagec_repositories(
 
     Args:
       lock: label of a requirements file with hashes, or of a uv.lock: jax, jaxlib, numpy, flatbuffers, pydantic, and the
-        packages that your models import. Without it, models can import JAX and NumPy. Without jax, functions are those of
+        packages that your models import. Without it, models can import JAX and NumPy, in the newest versions that stagec
+        knows for the Python of actions. Without jax, functions are those of
         `frontend = "arrays"`.
       tpu_lock: label of a lock with only libtpu, if you use another jaxlib.
       cuda_lock: label of a lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
@@ -51,12 +53,14 @@ def stagec_repositories(
         "@python_3_12_host//:python" of rules_python. It needs pip. Without it, stagec looks for one on PATH.
     """
     actions = {"interpreter": interpreter, "interpreter_version": interpreter_version, "python": python, "trimmed": trimmed}
+    named = {"lock": lock, "cuda_lock": cuda_lock, "rocm_lock": rocm_lock, "tpu_lock": tpu_lock}
+    locks = declare_locks(named, interpreter, interpreter_version, python)
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"), python = python)
-    python_environment(name = "stagec_python", lock = lock or Label("//compiler:requirements.lock"), packages = packages, groups = groups, **actions)
-    python_environment(name = "stagec_tpu", lock = tpu_lock or Label("//compiler:tpu.lock"), **actions)
-    python_environment(name = "stagec_cuda", lock = cuda_lock or Label("//compiler:cuda.lock"), **actions)
-    python_environment(name = "stagec_rocm", lock = rocm_lock or Label("//compiler:rocm.lock"), **actions)
-    declare_jaxlibs(lock or Label("//compiler:requirements.lock"), jaxlibs, python, groups)
+    python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, groups = groups, **actions)
+    python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
+    python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
+    python_environment(name = "stagec_rocm", lock = locks["rocm_lock"], **actions)
+    declare_jaxlibs(locks["lock"], jaxlibs, python, groups)
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
     python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)

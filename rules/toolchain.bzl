@@ -99,6 +99,17 @@ _WORKER = {
     "supports-workers": "1",
 }
 
+def follows_cpu(spec):
+    """Whether what is made of a spec follows the CPU of the machine that builds, as with `examined = "none"`.
+
+    Args:
+      spec: string, the spec of a function or an executable.
+
+    Returns:
+      bool.
+    """
+    return "\"examined\":\"none\"" in spec
+
 def compiler_action(
         ctx,
         mnemonic,
@@ -114,6 +125,7 @@ def compiler_action(
         sandbox = True,
         environment = None,
         extension = None,
+        follows_cpu = False,
         toolchain = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
@@ -141,6 +153,8 @@ def compiler_action(
         of the toolchain's environment is in the action's key then. None: the toolchain's.
       extension: the extension that has the command, or the function's frontend, as extension_of returns it; None: the
         compiler has it. An edit in an extension runs no action without it again.
+      follows_cpu: what the function of that name returns: whether the result follows the CPU of the machine that builds.
+        No key has that, so another machine must not get the result from a cache.
       toolchain: StagecToolchainInfo; None: that of TOOLCHAIN_TYPE.
     """
     stagec = toolchain or ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -192,6 +206,8 @@ def compiler_action(
     # takes the free cores, and of many actions Bazel starts one for each core. Bound to a core each, they would leave cores
     # idle at the end of a build.
     requirements = {"block-network": "1"}
+    if follows_cpu:
+        requirements["no-remote-cache"] = "1"
     if not sandbox:
         requirements["no-sandbox"] = "1"
     if stagec.workers and worker:

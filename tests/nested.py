@@ -73,12 +73,14 @@ _SHORT_LIVED = [f"--host_jvm_args={option}" for option in ("-XX:TieredStopAtLeve
 def workspace_files(name: str, jaxlibs: Sequence[str] = ()) -> dict[str, str]:
     """Return WORKSPACE and MODULE.bazel of a workspace with a manifest //models:models.toml, and stagec beside it.
 
-    jaxlibs: names of other releases of jaxlib, each with a lock //:NAME.lock.
+    jaxlibs: names of other releases of jaxlib, each with a lock //:NAME.lock. The build's own is that of the tests.
     """
+    own = 'lock = "@stagec//compiler:requirements.lock"'
     declared = ", ".join(f'"{jaxlib}": {{"lock": "//:{jaxlib}.lock"}}' for jaxlib in jaxlibs)
-    tags = "".join(f'stagec.jaxlib(name = "{jaxlib}", lock = "//:{jaxlib}.lock")\n' for jaxlib in jaxlibs)
+    tags = f"stagec.python({own})\n" if jaxlibs else ""
+    tags += "".join(f'stagec.jaxlib(name = "{jaxlib}", lock = "//:{jaxlib}.lock")\n' for jaxlib in jaxlibs)
     repositories = "".join(f'"{jaxlib}", ' for jaxlib in jaxlibs)
-    arguments = f"jaxlibs = {{{declared}}}" if jaxlibs else ""
+    arguments = f"{own}, jaxlibs = {{{declared}}}" if jaxlibs else ""
     workspace = _WORKSPACE.replace("\nstagec_repositories()", f"\nstagec_repositories({arguments})")
     module = _MODULE.replace("use_repo(stagec, ", f"{tags}use_repo(stagec, {repositories}")
     return {file: text.replace("NAME", name) for file, text in {"WORKSPACE": workspace, "MODULE.bazel": module}.items()}

@@ -1,6 +1,7 @@
 """`bazel run @stagec//:lock`, without Bazel: uv asks the indexes that pip is set to, for real packages."""
 
 import hashlib
+import importlib
 import os
 import re
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from tests.building import COMPILER, INSTALLER
 
-OWN = COMPILER / "requirements.lock"
+SETS = [("3.12", COMPILER / "newest"), ("3.11", COMPILER)]
+OWN = next(folder for python, folder in SETS if sys.version_info >= (3, int(python[2:]))) / "requirements.lock"
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,9 @@ class Locking:
         """Run the program in the folder, on a file with these lines."""
         if requirements is not None:
             (self.folder / "requirements.in").write_text(requirements)
-        own = ["--own", str(COMPILER / "requirements.in"), str(OWN), "--uv", str(self.uv)]
-        own += ["--without-uv", str(self.no_problem)]
+        own = ["--uv", str(self.uv), "--without-uv", str(self.no_problem)]
+        for python, packages in SETS:
+            own += ["--own", python, *(str(packages / f"requirements.{end}") for end in ("in", "lock"))]
         return subprocess.run(
             [sys.executable, "-B", str(INSTALLER.with_name("lock.py")), *own, "requirements.in", *arguments],
             cwd=self.folder,
@@ -141,6 +144,36 @@ def test_a_version_that_does_not_fit_stagecs(locking: Locking) -> None:
         f"requirements.in: Because you require numpy<2 and numpy=={numpy}, we can conclude that your requirements are "
         f"unsatisfiable.\n  stagec is tested with numpy=={numpy}, and locks it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("python", "requirements", "kept", "chosen"),
+    [
+        ("3.11", "zipp\n", None, "3.11"),
+        ("3.12", "zipp\n", None, "3.12"),
+        ("3.14", "jax\njaxlib\n", None, "3.12"),
+        # The versions of a lock stay.
+        ("3.14", "zipp\n", "3.11", "3.11"),
+        ("3.14", "zipp\n", "3.12", "3.12"),
+        ("3.11", "zipp\n", "3.12", "3.11"),
+        ("3.14", "jaxlib=={3.12}\n", "3.11", "3.12"),
+        ("3.14", "jaxlib=={3.11}\n", "3.12", "3.11"),
+        ("3.14", "jaxlib==0.11.1\n", None, "3.12"),
+    ],
+)
+def test_the_python_decides_with_which_packages_of_stagecs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, python: str, requirements: str, kept: str | None, chosen: str
+) -> None:
+    monkeypatch.syspath_prepend(INSTALLER.parent)
+    lock = importlib.import_module("lock")
+    file = tmp_path / "requirements.in"
+    sets = [(oldest, str(folder / "requirements.in"), str(folder / "requirements.lock")) for oldest, folder in SETS]
+    pins = {oldest: Path(pins) for oldest, _, pins in sets}
+    for oldest, own in pins.items():
+        requirements = requirements.replace(f"{{{oldest}}}", versions(own)["jaxlib"])
+    file.write_text(requirements)
+    sources = lock.tested_with(sets, python, file, pins[kept] if kept else None)
+    assert (sources.requirements, sources.pins) == (file, pins[chosen])
 
 
 def test_versions_stay_until_they_are_upgraded(locking: Locking) -> None:

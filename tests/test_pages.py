@@ -25,6 +25,11 @@ WRITTEN = sorted({*OUTSIDE, *(f"docs/{path.name}" for path in (ROOT / "docs").gl
 TEXTS = {path: (ROOT / path).read_text("utf-8") for path in WRITTEN}
 PROSE = {path: re.sub(r"```.*?```|`(?:[^`\n]|\n(?!\n))*`", "``", text, flags=re.DOTALL) for path, text in TEXTS.items()}
 """Pages without code."""
+DEFAULTS = {
+    python: re.findall(r"^jax==(\S+)", (COMPILER / lock).read_text("utf-8"), re.MULTILINE)[0]
+    for python, lock in (("3.11,", "requirements.lock"), ("3.12 and newer", "newest/requirements.lock"))
+}
+"""The JAX that a workspace without a lock builds with, by the Python as pages name it."""
 REFUSED = (
     r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b|matter\b)",
     r"\b(?:am|is|are|was|were|be|been) told\b",
@@ -266,8 +271,14 @@ def test_the_site_has_every_page() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/releases.md"])
 def test_the_day_until_which_jax_reads_what_the_default_exports(page: str) -> None:
-    locked = re.search(r"^jax==(\S+)", (COMPILER / "requirements.lock").read_text("utf-8"), re.MULTILINE)
-    assert locked
-    said = re.search(r"(\S+) for (\S+), the default", (ROOT / page).read_text("utf-8"))
-    assert said
-    assert said.groups() == (readable_until(locked[1]), locked[1])
+    said = re.findall(
+        r"(\S+) for (\S+), the default on Python (3\.11,|3\.12 and newer)",
+        " ".join((ROOT / page).read_text("utf-8").split()),
+    )
+    assert said == [(readable_until(jax), jax, python) for python, jax in DEFAULTS.items()]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/bazel.md", "docs/accelerators.md", "docs/install.md"])
+def test_pages_name_what_is_built_with_without_a_lock(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert [jax for jax in DEFAULTS.values() if not re.search(rf"\b{re.escape(jax)}\b(?!\.\d)", text)] == []

@@ -180,6 +180,19 @@ def test_another_clone_user_and_cpu_hits(clones: tuple[Clone, Clone], cache: Htt
     assert first.artifacts() == wanted
 
 
+def test_what_follows_the_cpu_is_not_shared(clone: Clone, cache: HttpCache) -> None:
+    manifest = clone.models / "models.toml"
+    before = manifest.read_text()
+    manifest.write_text(before.replace("[manifest]\n", '[manifest]\nexamined = "none"\n'))
+    try:
+        clone.build(HERE)
+        cache.traffic()
+        clone.clean_build(HERE)
+        assert cache.traffic().hits <= 1  # the bundle is the same, of the same executables
+    finally:
+        manifest.write_text(before)
+
+
 def test_minimal_downloads(clone: Clone, cache: HttpCache) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()["models.aot"]

@@ -25,6 +25,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,7 +75,7 @@ def run_add(options: argparse.Namespace) -> int:
     failed = 0
     for wheel in options.wheels:
         try:
-            row = examined(wheel, options)
+            row = tried(wheel, described(wheel, options.under), options.python, options.under)
             write([*(other for other in known_builds.rows() if other.build_id != row.build_id), row])
             if package(row) == "jaxlib":
                 write_release(row.version, released(wheel))
@@ -86,16 +87,6 @@ def run_add(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def examined(wheel: Path, options: argparse.Namespace) -> Build:
-    """Return the row of a wheel, examined and tried. The table is afterwards as it was."""
-    before, row = known_builds.rows(), described(wheel, options.under)
-    write([*(other for other in before if other.build_id != row.build_id), row])  # it compiles with what it knows
-    try:
-        return tried(wheel, row, options.python, options.under)
-    finally:
-        write(before)
-
-
 def run_examine(options: argparse.Namespace) -> int:
     """Examine the wheels of packages; return the exit status: 1 if one has no row."""
     unknown = 0
@@ -104,11 +95,12 @@ def run_examine(options: argparse.Namespace) -> int:
             try:
                 pip("download", "--no-deps", "--only-binary=:all:", "--dest", folder, requirement)
                 (wheel,) = Path(folder).glob("*.whl")
-                if described(wheel, options.under).build_id in {row.build_id for row in known_builds.rows()}:
+                row = described(wheel, options.under)
+                if row.build_id in {row.build_id for row in known_builds.rows()}:
                     print(f"{wheel.name}: has a row", flush=True)
                     continue
-                row = json.dumps(dataclasses.asdict(examined(wheel, options)))
-                print(f"{wheel.name}: has no row; `add` writes {row}", flush=True)
+                row = tried(wheel, row, options.python, options.under)
+                print(f"{wheel.name}: has no row; `add` writes {json.dumps(dataclasses.asdict(row))}", flush=True)
             except Unsuitable as error:
                 print(f"{requirement}: {error}", flush=True)
             unknown += 1
@@ -184,14 +176,18 @@ def described(wheel: Path, any_python: str) -> Build:
 
 
 def tried(wheel: Path, row: Build, python: str, under: str) -> Build:
-    """Compile with a wheel and a Python; return its row with what came of it."""
+    """Compile with a wheel and a Python; return its row with what came of it. It changes no table."""
     platform_name = PLATFORMS[package(row)]
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
         requirements = list(needed(row))
         pip("install", "--target", folder, "--no-deps", *wheels_of(row), *requirements)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT / "compiler"), str(ROOT)])}
+        # It compiles with what it knows: a copy of stagec knows the wheel, so the table stays as it is.
+        shutil.copytree(ROOT / "compiler" / "stagec", f"{folder}/stagec")
+        others = [other for other in known_builds.rows() if other.build_id != row.build_id]
+        write([*others, row], Path(folder, "stagec", "patches", known_builds.TABLE.name))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
         for tool in Path(folder).glob("nvidia/cu13/bin/*"):
             tool.chmod(0o755)
         command = [python, "-s", "-m", "stagec.building.examination", platform_name]
@@ -275,8 +271,8 @@ def name(row: Build) -> str:
     return " ".join([*words, *(["on", row.architecture] if row.architecture != "x86_64" else [])])
 
 
-def write(rows: Sequence[Build]) -> None:
-    """Write the table, a row a line, in the order of packages, versions and Pythons."""
+def write(rows: Sequence[Build], table: Path = known_builds.TABLE) -> None:
+    """Write a table, a row a line, in the order of packages, versions and Pythons."""
 
     def key(row: Build) -> tuple[int, list[int], int, str, bool]:
         version = [int(part) for part in row.version.split(".")]
@@ -288,7 +284,7 @@ def write(rows: Sequence[Build]) -> None:
         if row["architecture"] == "x86_64":  # as in all rows before there were others
             del row["architecture"]
     lines = [json.dumps(row, ensure_ascii=True) for row in plain]
-    known_builds.TABLE.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "ascii")
+    table.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "ascii")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python tools/newest.py [--python PYTHON] [--folder FOLDER] [--pre]
 
 Installs the newest jax and jaxlib of the index, and the other packages of tests/newest.in, into a virtual environment,
-and prints what breaks there: builds of jaxlib, the CUDA plugin and libtpu without a row, with what is other in them or
-the row that they would get, private names that are gone, members of `jax.jit`, `jax.stages` and `jax.export` that
-stagec does not have, files and artifacts that are read in another way, and whether a small program runs. It also prints
-JAX's own dates: deprecations that these tests meet, and comments about what JAX will do when.
+and prints what breaks there: builds of jaxlib, the plugins for GPUs and libtpu without a row, with what is other in
+them or the row that they would get, private names that are gone, members of `jax.jit`, `jax.stages` and `jax.export`
+that stagec does not have, files and artifacts that are read in another way, and whether a small program runs. It also
+prints JAX's own dates: deprecations that these tests meet, and comments about what JAX will do when.
 The status is 1 if something breaks. `tools/known_builds.py add WHEEL` writes the rows of new builds.
 """
 
@@ -66,7 +66,7 @@ def looked_at(python: Path) -> int:
     broken = 0
     ask = "from importlib import metadata; print(metadata.version('jaxlib'))"
     version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    builds = (f"jaxlib=={version}", f"jax-cuda13-pjrt=={version}", "libtpu")
+    builds = (f"jaxlib=={version}", f"jax-cuda13-pjrt=={version}", "jax-rocm7-pjrt", "libtpu")
     looks = {
         **{f"the build of {build}": ["-s", "tools/known_builds.py", "examine", build] for build in builds},
         "private names": ["-s", "tools/private_names.py"],

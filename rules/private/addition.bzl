@@ -3,6 +3,16 @@
 load("//rules:providers.bzl", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 
+def _link(ctx, file, folder):
+    """A file of weights in a folder that has these alone, under its name in the bundle."""
+    above = ctx.file.bundle.short_path.rpartition("/")[0]
+    start = above + "/" if above else ""
+    if not file.short_path.startswith(start):
+        fail("%s: weights: %s is not below the folder of the bundle" % (ctx.label, file.short_path))
+    link = ctx.actions.declare_file("%s/%s" % (folder, file.short_path[len(start):]))
+    ctx.actions.symlink(output = link, target_file = file)
+    return link
+
 def _aot_bundle_addition_impl(ctx):
     name = ctx.label.name
     bundle = ctx.actions.declare_file(name + ".aot")
@@ -17,15 +27,19 @@ def _aot_bundle_addition_impl(ctx):
     arguments.add("--sbom", sbom)
     arguments.add_all(ctx.attr.targets, before_each = "--target")
     arguments.add_all(packages, before_each = "--packages")
+    weights = []
     if ctx.attr.reuse:
+        folder = name + ".weights"
+        weights = [_link(ctx, file, folder) for file in ctx.files.weights]
         arguments.add("--reuse")
+        arguments.add("--weights", "%s/%s" % (bundle.dirname, folder))
     compiler_action(
         ctx,
         mnemonic = "StagecAddJaxlib",
         progress_message = "Adding executables to %s" % ctx.file.bundle.basename,
         command = "add-jaxlib",
         arguments = arguments,
-        inputs = depset([ctx.file.bundle] + packages),
+        inputs = depset([ctx.file.bundle] + packages + weights),
         outputs = [bundle, statement, sbom],
         plugin = plugin,
         worker = False,
@@ -58,10 +72,14 @@ aot_bundle_addition = rule(
         ),
         "reuse": attr.bool(
             doc = "Whether to take an executable of an older jaxlib that gives the right results with this one, in place of " +
-                  "compiling another. The action calls each of them once, so it runs on a machine of the targets' kind.",
+                  "compiling another. The action calls each of them once, so it fails on a machine that cannot run the targets.",
         ),
         "targets": attr.string_list(
             doc = "Targets of the bundle to compile for, by their names in it; default: all that it has executables for.",
+        ),
+        "weights": attr.label_list(
+            doc = "With `reuse`: the files of weights that lie beside the bundle, in its folder or below it.",
+            allow_files = True,
         ),
     },
     toolchains = [str(TOOLCHAIN_TYPE)],

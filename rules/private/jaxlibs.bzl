@@ -5,8 +5,9 @@ One is the build's own. Another is the same release for aarch64, in Debian's Pyt
 
 load("//rules/private:aarch64_python.bzl", "aarch64_python")
 load("//rules/private:executable.bzl", "has_autotuning")
+load("//rules/private:locks.bzl", "locked_releases")
 load("//rules/private:platforms.bzl", "PLUGINS")
-load("//rules/private:python_environment.bzl", "python_environment", "watched_path", "workspace_path")
+load("//rules/private:python_environment.bzl", "python_environment", "workspace_path")
 
 _PLUGINS = [platform for platform, plugin in PLUGINS.items() if plugin]
 
@@ -77,19 +78,6 @@ def declare_jaxlibs(lock, jaxlibs, python = None, groups = []):
         plugins = plugins,
     )
 
-def _releases_in(repository_ctx, lock):
-    """The releases of jaxlib that a lock pins; several where it depends on the interpreter."""
-    releases = {}
-    before = ""
-    for line in repository_ctx.read(watched_path(repository_ctx, lock)).splitlines():
-        if before == 'name = "jaxlib"' and line.startswith('version = "'):  # in a uv.lock
-            releases[line.split('"')[1]] = None
-        before = line
-        name, _, rest = line.partition("==")
-        if name.strip() == "jaxlib" and rest:
-            releases[rest.split(" ")[0].split(";")[0].rstrip("\\")] = None
-    return releases.keys()
-
 _DEFS = '''"""The releases of jaxlib that compile executables; the first is the build's own."""
 
 JAXLIBS = [
@@ -119,7 +107,7 @@ def _label(repository):
     return 'Label("@%s//:environment")' % repository
 
 def _stagec_jaxlibs_impl(repository_ctx):
-    own = _releases_in(repository_ctx, repository_ctx.attr.lock)
+    own = locked_releases(repository_ctx, repository_ctx.attr.lock)
     release = own[0] if len(own) == 1 else ""
     here = repository_ctx.execute(["uname", "-m"]).stdout.strip()
     structs = [_struct(release, here, "None", {}, {})]
@@ -127,7 +115,7 @@ def _stagec_jaxlibs_impl(repository_ctx):
     for name, lock, text in zip(repository_ctx.attr.names, repository_ctx.attr.locks, repository_ctx.attr.settings):
         settings = json.decode(text)
         architecture = settings["architecture"] or here
-        releases = [release] if name == "stagec_aarch64" else _releases_in(repository_ctx, lock)
+        releases = [release] if name == "stagec_aarch64" else locked_releases(repository_ctx, lock)
         if len(releases) != 1:
             fail("%s pins %s; the lock of a declared jaxlib pins one: jaxlib==0.12.0, with its hashes" %
                  (workspace_path(lock), " and ".join(["jaxlib " + one for one in releases]) or "no jaxlib"))

@@ -2,7 +2,8 @@
 
 requirements.in names what the models import. The lock, requirements.lock beside it, has those packages and stagec's, in
 versions that fit together, each with a wheel, and with the digests of all wheels. Of stagec's own packages it has the
-versions that stagec is tested with. uv asks the indexes, where pip would; no wheel is downloaded.
+versions that stagec is tested with: the newest that have wheels for this Python. uv asks the indexes, where pip would;
+no wheel is downloaded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from uv_installer import Unusable, Uv, normalized
 
 # The Pythons that jaxlib has wheels for. The first is the oldest that stagec runs with.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+_HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 _JAX = ("jax", "jaxlib")
 _DEFAULT_INDEX = "https://pypi.org/simple"
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
@@ -72,13 +74,28 @@ class Sources:
         return Sources(self.requirements, own, pins)
 
 
+def tested_with(sets: Sequence[tuple[str, str, str]], here: str, requirements: Path, kept: Path | None) -> Sources:
+    """Choose from stagec's sets of packages: the one with the jaxlib that is named, or kept, else the newest.
+
+    sets: the oldest Python of each, its requirements and its lock; the newest first. here: this Python.
+    """
+    fitting = [
+        Sources(requirements, Path(own), Path(pins)) for python, own, pins in sets if _minor(python) <= _minor(here)
+    ]
+    for file in (requirements, kept):
+        jaxlib = _versions(file).get("jaxlib") if file else None
+        for sources in fitting:
+            if jaxlib == _versions(sources.pins)["jaxlib"]:
+                return sources
+    return fitting[0]
+
+
 def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_jax: bool = False) -> list[str]:
     """Write a lock. Returns notes for the user. Raises Refused.
 
     kept: an older lock, whose versions stay where they fit. without_jax: for models that need none.
     """
     tested = _versions(sources.pins)
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         resolved = folder / "requirements.lock"
@@ -95,15 +112,15 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
             said, more = (_said(error, tested), {}) if chosen else _conflict(uv, sources, tested, error, folder)
             problems, missing = [said], missing | more
         if missing:
-            problems.append(_no_wheels(missing, f"Python {here}"))
-        oldest = here
+            problems.append(_no_wheels(missing, f"Python {_HERE}"))
+        oldest = _HERE
         if not problems:
             everywhere = ["--universal", "--fork-strategy", "fewest", "--generate-hashes"]
             everywhere += ["--no-annotate", "--no-emit-index-url"]
             # Some packages have no version for the older ones.
-            for oldest in sorted({*PYTHONS, here}, key=_minor):
+            for oldest in sorted({*PYTHONS, _HERE}, key=_minor):
                 missing, error = _resolve(uv, [*sources.words(), *everywhere, "--python-version", oldest], resolved)
-                if oldest == here or not (missing or error):
+                if oldest == _HERE or not (missing or error):
                     break
             problems = [_no_wheels(missing, "one of the systems that the lock is for")] if missing else []
             problems += [_said(error, tested)] if error else []
@@ -114,7 +131,7 @@ def write_lock(uv: Uv, sources: Sources, kept: Path | None, lock: Path, without_
         _add_digests(uv, resolved, oldest)
         notes = [f"the lock is for Python {oldest} and newer"] if oldest != PYTHONS[0] else []
         for python in PYTHONS:
-            if python != here and _minor(python) > _minor(oldest):
+            if python != _HERE and _minor(python) > _minor(oldest):
                 linux = ["--no-deps", "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
                 if missing := _resolve(uv, [str(resolved), *linux], folder / f"python{python}.lock")[0]:
                     notes.append(f"no wheel for Python {python} on Linux x86-64: {', '.join(sorted(missing))}")
@@ -301,7 +318,7 @@ def main() -> None:
     parser.add_argument(
         "--without-jax", action="store_true", help='leave JAX out: all functions have frontend = "arrays"'
     )
-    parser.add_argument("--own", type=Path, nargs=2, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--own", action="append", nargs=3, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--uv", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--without-uv", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -320,7 +337,8 @@ def main() -> None:
         settings = pip_settings.of_pip(pip_installer.PIP, pip_installer.environment())
         uv = Uv(arguments.uv, pip_settings.to_uv(settings), pip_settings.cache_folder(settings))
         kept = lock if lock.exists() and not arguments.upgrade else None
-        notes = write_lock(uv, Sources(requirements, *arguments.own), kept, lock, arguments.without_jax)
+        sources = tested_with(arguments.own, _HERE, requirements, kept)
+        notes = write_lock(uv, sources, kept, lock, arguments.without_jax)
     except (Refused, pip_settings.NoWord, OSError, UnicodeDecodeError) as error:
         problems = error.problems if isinstance(error, Refused) else (str(error),)
         sys.exit("\n".join(_problem(requirements, problem) for problem in problems))

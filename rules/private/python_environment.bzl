@@ -52,18 +52,25 @@ def watched_path(repository_ctx, label):
 
 _NONE_DECLARED = struct(interpreter = "", version = "", packages = "")
 
-def _declared_interpreter(attr):
-    """What is where actions run: a struct of interpreter, version and packages; each is "" where it is what is here."""
-    interpreter, version = attr.interpreter, attr.interpreter_version
-    if attr.packages and not attr.packages.startswith("/"):
-        fail("packages = %r is not an absolute path; write the folder where actions run, such as /opt/stagec" % attr.packages)
+def declared_interpreter(attr):
+    """What is where actions run.
+
+    Args:
+      attr: attributes of a repository rule: interpreter and interpreter_version, and packages where it has that.
+
+    Returns:
+      struct of interpreter, version and packages; each is "" where it is what is here.
+    """
+    interpreter, version, packages = attr.interpreter, attr.interpreter_version, getattr(attr, "packages", "")
+    if packages and not packages.startswith("/"):
+        fail("packages = %r is not an absolute path; write the folder where actions run, such as /opt/stagec" % packages)
     if interpreter and not interpreter.startswith("/"):
         fail("interpreter = %r is not an absolute path; write the one where actions run, such as /opt/python/bin/python3.11" %
              interpreter)
     if bool(interpreter) != bool(version) or version and len(version.split(".")) != 3:
         fail(("interpreter = %r, interpreter_version = %r: write both, or none; the version has three numbers, " +
               "such as 3.11.9, as the interpreter prints it for --version") % (interpreter, version))
-    return struct(interpreter = interpreter, version = version, packages = attr.packages)
+    return struct(interpreter = interpreter, version = version, packages = packages)
 
 def _release_line(version):
     return ".".join(version.split(".")[:2])
@@ -86,8 +93,16 @@ def _probe(repository_ctx, path, declared):
         repository_ctx.watch(lines[1])  # another release in its place: the packages are installed again
     return struct(command = path, version = version, interpreter = lines[1], abi = lines[2])
 
-def _find_python(repository_ctx, declared):
-    """The interpreter to install with: a struct with the command that runs pip, version, resolved interpreter and ABI."""
+def find_python(repository_ctx, declared):
+    """The interpreter to install with.
+
+    Args:
+      repository_ctx: the context of a repository rule with the attribute python.
+      declared: struct, as `declared_interpreter` returns it.
+
+    Returns:
+      struct of command (what runs pip), version, interpreter (the path of itself) and abi.
+    """
     rejected = []
     if repository_ctx.attr.python:
         probed = _probe(repository_ctx, str(repository_ctx.path(repository_ctx.attr.python)), declared)
@@ -176,6 +191,10 @@ _ANOTHER_PYTHON = """
   there may be wheels for another Python (of jaxlib from 0.11 on: for 3.12 and newer); declare one that is on this machine:
   interpreter = "/opt/python3.12/bin/python3.12", interpreter_version = "3.12.1", beside this lock"""
 
+_FOR_AARCH64 = """
+  jaxlib from 0.11 on has none for Debian's Python 3.11, which compiles for aarch64: build with an older one,
+  lock = "@stagec//compiler:requirements.lock", or declare a Python for aarch64 (docs/aarch64.md)"""
+
 # What the installer ends with where the index has no wheel for this machine.
 _NO_WHEEL = 3
 
@@ -198,7 +217,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     installer = watched_path(repository_ctx, repository_ctx.attr._installer)
     for module in repository_ctx.attr._installer_modules:
         watched_path(repository_ctx, module)
-    python = _find_python(repository_ctx, declared)
+    python = find_python(repository_ctx, declared)
     options = ["--trimmed"] if getattr(repository_ctx.attr, "trimmed", True) else []
     options += ["--release", declared.version] if declared.version else []
     options += ["--architecture", architecture] if architecture else []
@@ -252,7 +271,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     return struct(problem = "", no_wheel = False)
 
 def _python_environment_impl(repository_ctx):
-    declared = _declared_interpreter(repository_ctx.attr)
+    declared = declared_interpreter(repository_ctx.attr)
     architecture = repository_ctx.attr.architecture
     emulated = repository_ctx.attr.emulated if not declared.interpreter else None
     if emulated:
@@ -264,7 +283,7 @@ def _python_environment_impl(repository_ctx):
     display = workspace_path(repository_ctx.attr.lock)
     installed = _install(repository_ctx, lock, display, declared, uv, "", architecture, emulated)
     if installed.problem:
-        fail(installed.problem + (_ANOTHER_PYTHON if installed.no_wheel else ""))
+        fail(installed.problem + ((_FOR_AARCH64 if emulated else _ANOTHER_PYTHON) if installed.no_wheel else ""))
 
 _INSTALLER = {
     "python": attr.label(

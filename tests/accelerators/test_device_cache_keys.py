@@ -71,6 +71,7 @@ def test_keys_of_a_tpu_are_those_of_jax(tmp_path: Path) -> None:
     packages_of_tests = [entry for entry in sys.path if entry.endswith("site-packages")]
     env = {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "JAX_FORCE_TPU_INIT": "1",  # JAX adds its flag of libtpu, as on a machine with TPUs
         "JAX_PLATFORMS": "cpu",
         "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
         "PATH": os.environ["PATH"],

@@ -177,6 +177,26 @@ print(json.dumps([made.hardware.device_kind, y.numpy().tolist()]))
     assert found == ["haswell", [number << 3 & 255 for number in range(64)]]
 
 
+@pytest.mark.parametrize(
+    ("isa", "more", "refused"),
+    [
+        ("AVX2", ["avxvnni", "gfni", "vaes"], []),
+        ("AVX2", ["gfni", "avx512f", "amx-tile"], ["amx-tile", "avx512f"]),
+        ("AVX", ["avx2", "avxvnni"], ["avx2"]),
+        ("AVX512", ["avx512fp16", "avx512vnni"], ["avx512vnni"]),
+        ("AMX", ["amx-complex", "amx-fp16"], ["amx-fp16"]),
+    ],
+)
+def test_none_refuses_what_the_option_of_xla_should_have_hidden(
+    isa: str, more: list[str], refused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = x86.ISA[isa]
+    monkeypatch.setattr(cpu, "stored_cpu_name", lambda _: "newer")
+    monkeypatch.setattr(cpu, "stored_features", lambda _: wanted.features | {*more})
+    what = f"newer, not for {wanted.cpu_name}; with {', '.join(refused)}" if refused else ""
+    assert cpu._seen_instead(b"", wanted, as_it_is=True) == what
+
+
 def test_none_refuses_a_build_with_other_messages() -> None:
     found = run(f"""{AS_IT_IS}
 other = {{**known_builds.JAXLIB.messages, "xla.cpu.CompilationResultProto": {{"object_files": (9,)}}}}

@@ -13,7 +13,7 @@ import pytest
 
 from stagec.backends.gpu import compiler as cuda, container, descriptions
 from stagec.core.messages.errors import StagecError
-from stagec.hardware import cuda as gpus, gpu_devices
+from stagec.hardware import autotuning, cuda as gpus, gpu_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, compile_elsewhere, installed, layer, run
 from tests.building import stagec
 
@@ -291,7 +291,7 @@ def test_a_kernel_that_was_not_timed(tmp_path: Path) -> None:
     )
     assert (key, write) == (
         "autotuning",
-        "time them again: stagec autotune, on a machine with the device\n"
+        f"{autotuning.REFRESH}\n"
         "or let XLA choose without timing: "
         "compiler_options = { xla_gpu_require_complete_aot_autotune_results = false }",
     )
@@ -314,7 +314,7 @@ def test_a_kernel_that_was_not_timed(tmp_path: Path) -> None:
 def test_results_that_xla_would_pass_over_or_end_with(tmp_path: Path, given: str, what: str) -> None:
     found, key, write = compile_again(tmp_path, "cuda", "h200", layer(dtype="bf16"), autotuning=given).refused
     assert found.startswith(what)
-    assert (key, write) == ("autotuning", "time them again: stagec autotune, on a machine with the device")
+    assert (key, write) == ("autotuning", autotuning.REFRESH)
 
 
 @with_plugin

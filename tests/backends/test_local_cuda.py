@@ -3,12 +3,14 @@
 Modules: `stagec_insight/commands/autotune.py`, `stagec_insight/autotuning.py`.
 """
 
+import contextlib
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from stagec.backends.compilation import CannotCompile
-from stagec.backends.gpu import local_cuda
+from stagec.backends.gpu import local_cuda, nvidia
 from stagec.core.builds.specs import GpuTarget
 from stagec.hardware import catalog
 from stagec.hardware.autotuning import read
@@ -91,6 +93,24 @@ def test_another_device_than_the_targets() -> None:
         local_cuda.refuse_another(reported, target("h100-sxm"))
     what = "this machine has another device: name is NVIDIA H200, not NVIDIA H100 80GB HBM3"
     assert (str(caught.value), caught.value.key) == (what, "device")
+
+
+def test_no_code_is_changed_where_kernels_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = []
+    h200 = dataclasses.replace(target("h200"), examined="none")
+    for module, name, value in (
+        (local_cuda, "devices", lambda: [None]),
+        (local_cuda, "_describe", lambda _: ""),
+        (local_cuda, "_loads", lambda _: True),
+        (local_cuda.descriptions, "properties", lambda _: h200.figures),
+        (nvidia, "register_custom_calls", lambda: None),
+        (nvidia, "scratch", contextlib.nullcontext),
+        (local_cuda.plugins, "compile_for", lambda *_, examined, **__: said.append(examined)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    assert local_cuda.autotune(None, h200, ()) == []  # type: ignore[arg-type]
+    assert said == ["none"]
 
 
 def test_results_of_several_functions_become_one_file(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from stagec.core.data import wire
 from stagec.hardware import gpu_devices, rocm
 from stagec.patches import elf
 from tests.backends.deviceless import OVERLAPPING, compile_again, compile_elsewhere, installed, layer, run
+from tests.backends.test_riegeli import SIGNATURE
 
 with_plugin = installed(jax_rocm7_pjrt="jax_plugins.xla_rocm7", jax_rocm7_plugin="jax_rocm7_plugin")
 
@@ -235,7 +236,7 @@ print(ctypes.CDLL(sys.argv[1]).answer())
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="a C compiler makes the library")
-def test_a_library_gets_what_is_missing_and_keeps_what_is_there(tmp_path: Path) -> None:
+def test_a_library_of_the_machine_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "dep.c").write_text("int value(void) { return 7; }\n")
     (tmp_path / "main.c").write_text("int value(void); int answer(void) { return value(); }\n")
     (tmp_path / "map").write_text("v1 { global: value; };\n")
@@ -245,11 +246,10 @@ def test_a_library_gets_what_is_missing_and_keeps_what_is_there(tmp_path: Path) 
     ):
         subprocess.run(command.split(), cwd=tmp_path, check=True)
     library = str(tmp_path / "libmain.so")
-    there = run(_LINKED, library, cwd=tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)})
-    assert (there.stdout, there.stderr) == ("7\n", "")
-    (tmp_path / "libdep.so.1").unlink()
-    missing = run(_LINKED, library, cwd=tmp_path)
-    assert (missing.stdout, missing.stderr) == ("100\n", "")
+    for _ in ("there", "missing"):
+        done = run(_LINKED, library, cwd=tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)})
+        assert (done.stdout, done.stderr) == ("100\n", "")
+        (tmp_path / "libdep.so.1").unlink(missing_ok=True)
 
 
 def test_no_machine_code_is_read_as_a_code_object() -> None:
@@ -258,8 +258,27 @@ def test_no_machine_code_is_read_as_a_code_object() -> None:
         assert code_objects.size(code) == len(code)
     start = b"\x7fELF\x02\x01\x01\x40" + bytes(8) + b"\x03\x00\xe0\x00"
     assert code_objects.are_in(start)
+    for read in (lambda: code_objects.read(start + bytes(64)), lambda: code_objects.size(start)):
+        with pytest.raises(ValueError, match="machine code for AMD devices that is damaged"):
+            read()
+
+
+def test_what_looks_like_a_code_object_stays_as_it_is() -> None:
+    code = (Path(__file__).parent / "spilling.gfx1100.hsaco").read_bytes() + b"sixteen bytes!!!"
+    records = [b"manifest", b"", code, b"", code]
+    _, _, marked, _, constant = riegeli.records(
+        compiler._marked(riegeli._assemble([SIGNATURE, riegeli._plain(records)]))
+    )
+    assert (marked[:-16], constant) == (code[:-16], code)
+    assert marked != code
+
+
+def test_more_metadata_than_any_code_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (Path(__file__).parent / "spilling.gfx1100.hsaco").read_bytes()
+    assert len(code_objects.read(code)) == 1
+    monkeypatch.setattr(code_objects, "_LARGEST", 100)
     with pytest.raises(ValueError, match="machine code for AMD devices that is damaged"):
-        code_objects.read(start + bytes(64))
+        code_objects.read(code)
 
 
 def test_a_damaged_code_object_is_refused(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.tpu import compiler as tpu
 from stagec.core.builds import releases
+from stagec.jaxcache import jax_entries
 from stagec.patches import known_builds
 from stagec.pjrt import compatibility
+from tests.backends import deviceless
 from tests.backends.deviceless import CUSTOM_CALL, compile_again, compile_elsewhere, installed, layer, run
 
 with_libtpu = installed(libtpu="libtpu")
@@ -102,6 +104,24 @@ def test_another_process_makes_the_same_bytes(tmp_path: Path, topology: str, mes
     env = {"LIBTPU_INIT_ARGS": "--xla_tpu_enable_latency_hiding_scheduler=false", "TPU_ACCELERATOR_TYPE": "v4-8"}
     first = compile_elsewhere(tmp_path, "tpu", topology, layer(mesh or None), tuple(mesh.values()), env=env)
     assert os.fsencode(tmp_path) not in first.executable
+
+
+@with_libtpu
+def test_jaxs_flag_of_libtpu_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its keys may have it, and what they name is compiled without; another flag shows that flags are read."""
+    made = []
+    for flags in ("", jax_entries.TPU_FLAG, "--xla_tpu_scoped_vmem_limit_kib=8192"):
+        with monkeypatch.context() as changed:
+            changed.setattr(deviceless, "_COMPILE", _FLAGS.format(flags) + deviceless._COMPILE)
+            made.append(compile_again(tmp_path, "tpu", "v5e:2x2", layer({"data": 2, "model": 2}), (2, 2)).sha256)
+    assert made[0] == made[1] != made[2]
+
+
+_FLAGS = """
+from stagec.backends.tpu import compiler
+own = compiler.environment
+compiler.environment = lambda target: {{**own(target), "LIBTPU_INIT_ARGS": "{}"}}
+"""
 
 
 def left_behind() -> set[Path]:
@@ -313,6 +333,18 @@ def test_a_plugin_for_a_release_that_the_project_does_not_know(
     monkeypatch.setattr(known_builds, "is_here", lambda _: True)
     with pytest.raises(CannotCompile, match=r" cannot be used on this machine: "):
         plugins.load(numpy)
+
+
+def test_a_plugin_without_a_known_build_for_this_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "version", lambda: "0.12.0.1")
+    monkeypatch.setattr(plugins, "version", lambda plugin: "0.10.2")
+    monkeypatch.setattr(plugins, "path", lambda plugin: Path("xla_rocm_plugin.so"))
+    with pytest.raises(CannotCompile) as caught:
+        plugins.load(plugins.of("rocm"))
+    assert str(caught.value) == "jax-rocm7-pjrt 0.10.2 is not for jaxlib 0.12.0.1"
+    assert caught.value.write == (
+        "of jax-rocm7-pjrt, stagec knows 0.10.2: lock jax and jaxlib 0.10.2 (docs/accelerators.md)"
+    )
 
 
 def test_a_plugin_that_does_not_run_on_this_machine(plugin: Callable[..., plugins.Plugin]) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jaxlib
@@ -25,15 +26,17 @@ import pytest
 from hypothesis import given, seed, settings, strategies as st
 
 import stagec
+from stagec.audit import adding
 from stagec.bundle import archive as archives
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import INDEX, Archive, encode, encode_index, pieces
 from stagec.bundle.functions import split
 from stagec.bundle.index import FUNCTIONS, order
 from stagec.bundle.writing import Member, extend
-from stagec.core.builds import releases
+from stagec.core.builds import actions, releases
 from stagec.core.data import strict_json
 from stagec.core.data.reading import RegularFile
+from stagec.core.messages.errors import StagecError
 from stagec.trust.attestation import subjects
 from stagec.trust.provenance import Environment, Wheel, read_environment, statement_of_addition
 from stagec.trust.verification import verify
@@ -230,6 +233,35 @@ args = ["f32[n]"]
 targets = ["cpu-sse42"]
 buckets = { n = [2, 3] }
 """
+UNKNOWN = """
+[manifest]
+name = "m"
+version = "1"
+[functions.eighth]
+entry = "model:eighth"
+args = ["f32[4]"]
+targets = ["cpu-sse42"]
+[functions.nan]
+entry = "model:nan"
+args = ["f32[4]"]
+targets = ["cpu-sse42"]
+[functions.nothing]
+entry = "model:nothing"
+args = ["f32[4]"]
+targets = ["cpu-sse42"]
+"""
+UNKNOWN_SOURCE = """
+import jax.numpy as jnp
+
+def eighth(x):
+    return (x * {scale}).astype(jnp.float8_e4m3fn), (x * {scale}).astype(jnp.int8)
+
+def nan(x):
+    return x, x * jnp.nan
+
+def nothing(x):
+    return ()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -269,27 +301,88 @@ def test_an_older_executable_is_taken(older: dict[str, Path], tmp_path: Path) ->
 
 
 def test_an_older_executable_with_weights_beside_the_bundle(tmp_path: Path) -> None:
+    """Without them, nobody can say whether it is right: no bytes are written that another machine would not write."""
     bundle = build_large(tmp_path, 1000, external=True)
     made_by_another(bundle, bundle)
     (tmp_path / "new").mkdir()
-    text = checked("add-jaxlib", bundle, "--reuse", "--output", tmp_path / "new" / "x.aot")
-    assert text.endswith(f"2 executables for jaxlib {HERE} added; 2 of them were there\n")
+    taken = f"2 executables for jaxlib {HERE} added; 2 of them were there\n"
+    assert checked("add-jaxlib", bundle, "--reuse", "--output", tmp_path / "new" / "x.aot").endswith(taken)
+    alone = shutil.copy(bundle, tmp_path / "new" / "alone.aot")
+    said = refused(alone, "--reuse")
+    assert f"jaxlib-{HERE}: its trial cannot run here: weights beside the bundle are missing" in said
+    assert "  name the folder of the weights: --weights FOLDER" in said
+    words = ("--reuse", "--weights", tmp_path, "--output", tmp_path / "new" / "x.aot")
+    assert checked("add-jaxlib", alone, *words).endswith(taken)
 
 
-def test_an_older_executable_with_other_results_is_not(older: dict[str, Path], tmp_path: Path) -> None:
-    """By golden outputs, and by what this jaxlib compiles; nor one that ends the process, or that a newer one made."""
+def test_the_newest_of_the_older_executables_is_taken(older: dict[str, Path], tmp_path: Path) -> None:
+    """Also where a newer jaxlib made one."""
+
+    def add(members: dict[str, bytes]) -> None:
+        index = whole_index(members)
+        for function in index["functions"].values():
+            for row in list(function["executables"]):
+                described = json.loads(members[row["description"]])
+                described["versions"]["jaxlib"] = "99.1"
+                name = row["description"].replace(".json", ".jaxlib-99.1.json")
+                members[name] = json.dumps(described).encode()
+                versions = {**row["versions"], "jaxlib": "99.1"}
+                function["executables"].append({**row, "versions": versions, "description": name})
+            function["executables"].sort(key=order)
+        reindexed(members, lambda now: now.update(functions=index["functions"]))
+
+    bundle = edited(older["right"], tmp_path / "both.aot", add)
+    assert reuse(bundle, tmp_path / "x.aot") == (["f", "known", "sized", "sized"], [])
+
+
+def test_an_executable_of_a_plugin_is_not_taken(older: dict[str, Path], tmp_path: Path) -> None:
+    bundle = edited_descriptions(
+        older["right"], tmp_path / "gpu.aot", "f", lambda d: d["versions"].update({"jax-cuda13-plugin": "0.9.9"})
+    )
+    said = checked("add-jaxlib", bundle, "--reuse", "--output", tmp_path / "x.aot").splitlines()
+    why = "it belongs to a release of jax-cuda13-plugin too"
+    assert said[1:] == [f"m.f.cpu-sse42.jaxlib-{HERE} is compiled: {why}"]
+
+
+def of_another(right: Path, wrong: Path, out: Path) -> Path:
+    """Write a bundle with the executables of another one."""
 
     def exchange(members: dict[str, bytes]) -> None:
         rows = [row for function in whole_index(members)["functions"].values() for row in function["executables"]]
-        with zipfile.ZipFile(older["wrong"]) as wrong:
+        with zipfile.ZipFile(wrong) as others:
             for row in rows:
-                members[row["executable"]] = content = wrong.read(row["executable"])
+                members[row["executable"]] = content = others.read(row["executable"])
                 described = json.loads(members[row["description"]])
                 described["executable_sha256"] = hashlib.sha256(content).hexdigest()
                 members[row["description"]] = json.dumps(described).encode()
         again(members, lambda index: None)
 
-    bundle = edited(older["right"], tmp_path / "exchanged.aot", exchange)
+    return edited(right, out, exchange)
+
+
+def test_results_that_say_nothing_are_not_taken(tmp_path: Path) -> None:
+    """Those without a finite number, and none at all; and eight bits are compared by their own unit."""
+    bundles = []
+    for scale in ("2", "2.6"):
+        (folder := tmp_path / scale).mkdir()
+        bundle = build_model(folder, UNKNOWN, UNKNOWN_SOURCE.format(scale=scale))
+        bundles.append(made_by_another(bundle, bundle))
+    said = [
+        f"m.nan.cpu-sse42.jaxlib-{HERE} is compiled: on these arguments result[1] has no number that could be compared",
+        f"m.nothing.cpu-sse42.jaxlib-{HERE} is compiled: it has no result that could be compared",
+    ]
+    words = ("--reuse", "--output", tmp_path / "x.aot")
+    first, *others = checked("add-jaxlib", bundles[0], *words).splitlines()
+    assert first.endswith(f": 3 executables for jaxlib {HERE} added; 1 of them were there")
+    assert others == said
+    _, first, *others = checked("add-jaxlib", of_another(*bundles, tmp_path / "y.aot"), *words).splitlines()
+    assert first.startswith(f"m.eighth.cpu-sse42.jaxlib-{HERE} is compiled: result[0] has a largest error of ")
+    assert others == said
+
+
+def test_an_older_executable_with_other_results_is_not(older: dict[str, Path], tmp_path: Path) -> None:
+    """By golden outputs, and by what this jaxlib compiles; nor one that ends the process, or that a newer one made."""
+    bundle = of_another(older["right"], older["wrong"], tmp_path / "exchanged.aot")
     taken, others = reuse(bundle, tmp_path / "x.aot")
     assert not taken
     assert [line.partition(" is compiled: result has a largest error of ")[0] for line in others] == [
@@ -670,3 +763,30 @@ def test_a_registry_keeps_what_was_said_of_the_first(folder: Path, tmp_path: Pat
         assert (done.returncode, "another bundle was signed" in done.stderr) == (2, True)
     finally:
         registry.close()
+
+
+def test_what_is_said_of_a_trial_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of a traceback, and the bundle's own path."""
+    archive = SimpleNamespace(path="m.aot")
+    wanted = SimpleNamespace(
+        name="f", artifact="f", like=SimpleNamespace(target=SimpleNamespace(name="cpu"), bucket={})
+    )
+    trials = (
+        (0, "", "a warning", ""),
+        (1, "", "Traceback:\n  File x\nXlaError: no\n", "XlaError: no"),
+        (1, "scratch/crossed.aot: it is another\nor so\n", "a warning", "m.aot: it is another\nor so"),
+        (-6, "", "", "it ended the process (SIGABRT)"),
+        (-9, "", "", "its trial cannot run here: it ended the process (SIGKILL)"),
+        (2, "", "scratch/crossed.aot: no\nmemory", "its trial cannot run here: m.aot: no\nmemory"),
+    )
+    for status, stdout, stderr, told in trials:
+        done = subprocess.CompletedProcess([], status, stdout, stderr)
+        monkeypatch.setattr(adding, "_run", lambda *_, done=done: done)
+        try:
+            said = adding._differs(archive, wanted, Path("scratch"), ".")  # type: ignore[arg-type]
+        except StagecError as error:
+            said = error.problems[0].what
+        assert said == told
+    monkeypatch.undo()
+    monkeypatch.setattr(actions, "command", lambda: ["printf", "\\377"])
+    assert adding._run([], Path()).stdout == "\N{REPLACEMENT CHARACTER}"

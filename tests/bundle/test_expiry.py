@@ -39,17 +39,17 @@ def test_what_to_lock_then() -> None:
     *_, before, newest = releases.known()
     lock = (
         "write jax=={0} and jaxlib=={0} into requirements.in, and run bazel run @stagec//:lock -- requirements.in\n"
-        "without Bazel, install these two"
+        "without Bazel: python3 -m pip install jax=={0} jaxlib=={0}"
     )
     assert newer_jax("0.10.2", ["0.10.2", before]) == lock.format(before)
-    python = "this Python has no newer jax: name a newer Python, with STAGEC_PYTHON=/path/to/python3\n"
+    python = "this Python has no newer jax: take a newer Python (for Bazel: STAGEC_PYTHON=/path/to/python3)\n"
     assert newer_jax("0.10.2", ["0.10.1", "0.10.2"]) == python + lock.format(newest)
     assert newer_jax(newest, [newest]) == newer_jax("99.0", []) == "upgrade stagec: this one knows no newer jax"
 
 
 def test_what_a_build_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a bundle of the corpus: its day is over, whatever today is."""
-    bundle.warn_of_an_end(Archive(ROOT / "tests" / "corpus" / "2026-11-bundles" / "several.aot").index, [])
+    bundle._warn_of_an_end(Archive(ROOT / "tests" / "corpus" / "2026-11-bundles" / "several.aot").index, [])
     said = capsys.readouterr().err
     what = "JAX promises that its releases until 2026-11-18 read what jax 0.10.1 exports; later ones may refuse it"
     assert said.startswith(f"warning: {what}\n  ")

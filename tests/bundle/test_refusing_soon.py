@@ -278,7 +278,7 @@ def test_thunks_in_thunks() -> None:
     content = nested(*container._NAME[:1], list(container._NAME[1:]), b"k" * 1_000_000)
     for _ in range(400):
         content = nested(kind, path, content)
-    assert quick(container.launches, executable(thunk(content))) == "an executable for NVIDIA devices that is damaged"
+    assert quick(container.launches, executable(thunk(content))) == "an executable for GPUs that is damaged"
 
 
 def cubin(sections: list[tuple[int, int, int, int, int]], body: bytes) -> bytes:

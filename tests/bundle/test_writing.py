@@ -99,6 +99,23 @@ def test_a_description_of_another_module(zoo: Path) -> None:
         bundled(exports, members)
 
 
+def test_executables_that_machines_with_two_cpus_built(zoo: Path) -> None:
+    exports, members = artifacts(zoo)
+
+    def needing(member: Member, *more: str) -> Member:
+        description = json.loads(member.description)
+        description["target"] |= {"examined": "none", "requires": [*description["target"]["requires"], *more]}
+        return dataclasses.replace(member, description=json.dumps(description).encode())
+
+    members = [needing(members[0]), needing(members[1], "zzz")]
+    with pytest.raises(Inconsistent) as refusal:
+        bundled(exports, members)
+    assert str(refusal.value).endswith(
+        " other executables have another target 'cpu': with examined = \"none\" it has what the CPU has that built it; "
+        "build all of them again on machines with one CPU"
+    )
+
+
 def test_an_executable_without_its_export(zoo: Path) -> None:
     exports, members = artifacts(zoo)
     del exports["loop"]

@@ -3,16 +3,22 @@
 Modules: `core/builds/releases.py`.
 """
 
+import dataclasses
 import datetime
+import json
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stagec.backends.cpu import defects
 from stagec.core.builds import releases
 from stagec.core.builds.releases import Release
+from stagec.patches import known_builds
 from tests.building import COMPILER, ROOT
 from tools import known_builds as known_builds_tool
 
@@ -47,3 +53,24 @@ def test_the_tool_writes_the_row_of_a_new_release(tmp_path: Path, monkeypatch: p
         known_builds_tool.write_release(version, known_builds_tool.released(tmp_path / "jaxlib.whl"))
     monkeypatch.setattr(releases, "known", releases.known.__wrapped__)
     assert releases.known() == {**before, "0.13.0": Release("2027-01-09")}
+
+
+def test_a_wheel_is_tried_without_a_row_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, run, tables = known_builds.TABLE.read_bytes(), subprocess.run, []
+    row = known_builds.Build("libjax_common.so", "0.13.0", known_builds.python_tag(), "new", {}, [])
+
+    def trying(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "stagec.building.examination" not in command:
+            return run(command, **options)
+        assert known_builds.TABLE.read_bytes() == before
+        ask = "from stagec.patches import known_builds; print(*(row.build_id for row in known_builds.rows()))"
+        tables.append(run([sys.executable, "-c", ask], **options).stdout.split())
+        return subprocess.CompletedProcess(command, 0, json.dumps(dataclasses.asdict(row)), "")
+
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("jaxlib/__init__.py", "")
+    monkeypatch.setattr(known_builds_tool, "pip", lambda *_: None)
+    monkeypatch.setattr(subprocess, "run", trying)
+    made = known_builds_tool.tried(tmp_path / "a.whl", row, sys.executable, "")
+    assert made == dataclasses.replace(row, tested=made.tested)
+    assert [{*ids} for ids in tables] == [{"new", *(known.build_id for known in known_builds.rows())}]

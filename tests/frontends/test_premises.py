@@ -461,6 +461,52 @@ def test_a_digest_has_no_address() -> None:
     assert premises._values(lambda: objects, [])["unknown"] == "objects, a ndarray, which stagec cannot compare"
 
 
+REACHED = """\
+import abc, collections, dataclasses, enum, functools
+import reached.inner.deep
+class Base:
+    bias = 1.0
+    def g(self, x): return x
+class Options(Base, abc.ABC):
+    __slots__ = ("x",)
+    sizes = (1, 2)
+    names = {"a": [1]}
+    @functools.cached_property
+    def cached(self): return 1
+class Pair(collections.namedtuple("Pair", "a b")):
+    pass
+class Kind(enum.Enum):
+    A = 1
+def reaches(x): return Options.names, Options, Pair, Kind, reached.inner.deep.SCALE
+"""
+
+
+def test_what_a_class_or_a_module_below_another_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reached" / "inner").mkdir(parents=True)
+    (tmp_path / "reached" / "top.py").write_text(REACHED)
+    (tmp_path / "reached" / "inner" / "deep.py").write_text("SCALE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    top, deep = (importlib.import_module(f"reached.{name}") for name in ("top", "inner.deep"))
+
+    def values() -> str:
+        described = premises._values(top.reaches, ["reached.top", "reached.inner.deep"])
+        assert not described["unknown"], described
+        return described["values"]
+
+    before = values()
+    for owner, name, value in (
+        (top.Options, "sizes", (1, 3)),
+        (top.Options, "names", {"a": [2]}),
+        (top.Base, "bias", 2.0),
+        (top.Base, "g", lambda self, x: x + 1),
+        (deep, "SCALE", 2),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert values() != before, name
+        assert values() == before
+
+
 def test_the_page(tmp_path: Path) -> None:
     """The program of docs/with-jax.md, with the model of docs/bazel.md, and what is said of an edit."""
     section = (ROOT / "docs" / "with-jax.md").read_text("utf-8").partition("\n## Start without tracing\n")[2]

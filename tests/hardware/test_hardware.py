@@ -309,6 +309,14 @@ def test_a_device_without_nvlink_and_a_clock_in_whole_gigahertz() -> None:
     assert (device.active_links, device.nvlink_bandwidth, device.clock_rate_ghz) == (0, 0, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [("mi210", 45.3e12), ("mi250x", 47.9e12), ("mi300x", 163.4e12), ("rx7900xtx", 61.4e12), ("rx9070", 36.1e12)],
+)
+def test_the_peak_of_float32_is_the_one_of_the_data_sheet(name: str, flops: float) -> None:
+    assert rocm.device(name).f32_flops == pytest.approx(flops, rel=0.002)
+
+
 def test_equal_devices_have_equal_figures_however_numbers_are_written() -> None:
     first, second = (gpu_devices.read("cuda", {**H200, "clock_rate_ghz": clock}) for clock in (2, 2.0))
     assert to_json(first) == to_json(second)

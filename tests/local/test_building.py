@@ -9,6 +9,7 @@ Modules: `cli/build.py`, `cli/store.py`, `local/actions.py`, `local/building.py`
 import hashlib
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -23,7 +24,10 @@ import pytest
 
 import stagec
 from stagec.core.messages.errors import StagecError
-from stagec.local import environment
+from stagec.local import actions, building, environment
+from stagec.local.building import Local, Wanted
+from stagec.local.environment import Workspace as Workspaces
+from stagec.local.pool import Pool
 from stagec.local.store import Store
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand, build_jax_cache
 from tests.page_blocks import commands, files
@@ -50,6 +54,11 @@ entry = "models.g:shift"
 args = ["f32[3]"]
 targets = ["cpu"]
 golden = { seed = 1 }
+"""
+PROGRAM = """
+[functions.g]
+entry = "g.mlir"
+targets = ["cpu"]
 """
 SOURCES = {
     "models/m.toml": MANIFEST,
@@ -221,6 +230,18 @@ def test_jaxs_cache_is_the_one_of_its_commands(built: Workspace, tmp_path: Path)
     built.write("models/f.py", "# A comment.\n" + SOURCES["models/f.py"])  # the keys are as before
     assert built.build("--jax-cache", "cache") >= {"action jax-key m.double.cpu.n1"}
     assert built.build("--function", "shift", "--jax-cache", "part") >= {"action jax-cache m.jax_cache"}
+    (built.root / "cache" / "jit_other-cache").write_text("JAX's own")
+    built.build("--function", "shift", "--jax-cache", "cache")  # what only the build before had goes
+    assert {path.name for path in (built.root / "cache").iterdir()} == {
+        *(path.name for path in (built.root / "part").iterdir()),
+        "jit_other-cache",
+    }
+    built.replace("models/m.toml", "[functions.double]", "[functions.double]\njax_cache = false")
+    said = built.refusal("--function", "double", "--jax-cache", "none")
+    assert said == (
+        "models/m.toml: functions.double.jax_cache: it has nothing for JAX's compilation cache\n"
+        "  write jax_cache = true in it (docs/with-jax.md)\n"
+    )
 
 
 def test_what_would_run(built: Workspace) -> None:
@@ -248,6 +269,10 @@ def test_an_edit_is_explained(built: Workspace) -> None:
     assert "export m.shift: m.shift in the manifest" in lines
     assert "compile m.double.cpu.n1: models/m.double.exported" in lines
     assert len(built.run("--explain").stdout.splitlines()) == 1  # nothing ran
+    built.write("models/shared.py", "TWO = 2\n")  # the store has it, and it is the last build then
+    assert "action export m.double" not in built.build()
+    built.write("models/f.py", "# A comment.\n" + SOURCES["models/f.py"])
+    assert "export m.double: models/f.py" in built.run("--explain").stdout.splitlines()
     moved = Workspace(built.root.parent / "elsewhere")
     moved.environment = built.environment
     moved.write("models/shared.py", "TWO = 4\n")
@@ -279,6 +304,55 @@ def test_a_watched_workspace_is_built_after_each_edit(built: Workspace) -> None:
         assert process.wait(30) == 130
     assert not list((built.cache / "stagec" / "builds").iterdir())
     assert built.refusal("--watch", "--dry-run").startswith("--watch builds, and --dry-run does not")
+
+
+def test_a_watched_file_that_is_not_python(built: Workspace) -> None:
+    """StableHLO that is mended is built, and the bundle that is written into a folder of data is not an edit."""
+    program = "func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }\n"
+    built.write("models/m.toml", MANIFEST.partition("[functions")[0] + PROGRAM)
+    built.write("models/g.mlir", "broken")
+    words, pipe = [*built.words, "--watch", "--data", "models", "--output", "models/m.aot"], subprocess.PIPE
+    with subprocess.Popen(words, cwd=built.root, env=built.environment, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        try:
+            assert "g.mlir" in process.stderr.readline()
+            built.write("models/g.mlir", program)
+            assert "actions ran" in process.stdout.readline()
+            assert not select.select([process.stdout], [], [], 2)[0]
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def test_what_is_watched(tmp_path: Path) -> None:
+    """A hidden manifest, and files that are not there yet."""
+    (tmp_path / "pyproject.toml").write_text("")
+    (manifest := tmp_path / ".m.toml").write_text("x")
+    wanted, seen = building.Wanted(str(manifest), data=["none"]), []
+    files: dict[str, tuple[int, ...]] = {str(tmp_path / "w.safetensors"): ()}
+    for path in (manifest, tmp_path / "w.safetensors", tmp_path / "none"):
+        seen.append(building.states(wanted, files))
+        path.write_text("now it is there, and another")
+    seen.append(building.states(wanted, files))
+    assert all(seen[i] != seen[i + 1] for i in range(3))
+    manifest.unlink()
+    assert building.states(wanted)[str(manifest)] == ()
+
+
+def test_a_name_that_is_not_utf8(built: Workspace) -> None:
+    Path(os.fsdecode(os.fsencode(built.root / "models") + b"/\xff.py")).write_text("")
+    assert built.refusal() == "models/\\udcff.py: its name is not UTF-8\n  rename it\n"
+
+
+def test_a_worker_that_ended_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "workspace").mkdir()
+    monkeypatch.setattr(environment, "command", lambda: ["/bin/sh", "-c", "exit 3"])
+    with Pool(Store(tmp_path / "store")) as pool:
+        pool.begin(Workspaces(tmp_path / "workspace", "w", [], [], {}), [], {})
+        action = actions.Action("x", "action export", [], [], ["stagec-out/x"])
+        assert pool.run(action, [], pool.worker(action)).response.exit_code == 1
+        assert not pool.is_idle(action)
 
 
 def test_a_mistake_is_said_once(built: Workspace) -> None:
@@ -400,6 +474,28 @@ def test_a_damaged_input_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "input").unlink(missing_ok=True)
 
 
+def test_a_record_of_another_stagec_is_a_miss(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for text in ("[[{}, {}, 1.0]]", '[[{}, {"x": 1}, 1.0, {}]]', "[[{}, [], 1.0, {}]]", "5", "["):
+        (store.folder / "actions" / "key.json").write_text(text)
+        assert store.find("key") == []
+        assert store.trim(0) == 0
+
+
+def test_a_file_that_was_new_when_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have changed in the same instant, however long the build took."""
+    (path := tmp_path / "new").write_text("new")
+    (old := tmp_path / "old").write_text("old")
+    os.utime(old, (1, 1))
+    digests, now = Store(tmp_path / "store").digests("x"), time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    digests.of(str(path))
+    now += 10**10
+    digests.of(str(old))
+    digests.save()
+    assert json.loads((tmp_path / "store" / "digests" / "x.json").read_bytes()).keys() == {str(old)}
+
+
 def test_the_store_is_trimmed(built: Workspace) -> None:
     """What was asked for last stays, and a build makes the rest again."""
 
@@ -433,6 +529,31 @@ def test_actions_are_isolated_as_those_of_bazel(way: str, built: Workspace) -> N
     built.write("models/g.py", f"def shift(x):\n    return x + len(open({str(secret)!r}).read())\n")
     done = built.run("--keep-going", before=where(way))
     assert (done.returncode == 0) == (way == "filter"), done.stderr  # docs/security.md says what a filter lets
+
+
+def test_what_follows_the_cpu_is_built_again_on_another(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    built.replace("models/m.toml", "[manifest]\n", '[manifest]\nexamined = "none"\n')
+    wanted = Wanted(str(built.root / "models/m.toml"))
+    with Pool(Store(built.cache / "stagec")) as pool:
+        assert not Local(wanted, pool).run().failed
+        assert not [*Local(wanted, pool, runs=False).runner.undone()]
+        monkeypatch.setattr(environment, "cpu", lambda: "another")
+        runner = Local(wanted, pool, runs=False).runner
+        undone = [action for action, _ in runner.undone()]
+        assert {action.command.split()[1] for action in undone} == {"export", "compile", "golden", "bundle"}
+        assert runner.why(undone[0]) == ["the CPU of this machine"]
+
+
+def test_what_follows_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kind and its flags, and no number that is another one each time."""
+    shown = tmp_path / "cpuinfo"
+    monkeypatch.setattr(environment, "Path", lambda _: shown)
+
+    def seen(flags: str, clock: str) -> str:
+        shown.write_text(f"processor\t: 0\nmodel\t\t: 143\ncpu MHz\t\t: {clock}\nflags\t\t: {flags}\n")
+        return environment.cpu()
+
+    assert seen("avx2", "2000") == seen("avx2", "2100") != seen("avx2 gfni", "2000")
 
 
 def test_in_a_notebook(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -727,11 +727,11 @@ def test_all_that_is_wrong_with_a_device_and_the_manifest_is_told_at_once(tmp_pa
         ),
         (
             'platform = "cuda"\ndevice = "h200"\nautotuning = "../none.textproto"',
-            ['targets.t.autotuning -> autotuning = "h200.autotune.textproto"'],
+            ['targets.t.autotuning -> autotuning = "kernels.autotune.textproto"'],
         ),
         (
             'platform = "cuda"\ndevice = "h200"\nautotuning = "results.pb"',
-            ['targets.t.autotuning -> autotuning = "h200.autotune.textproto"'],
+            ['targets.t.autotuning -> autotuning = "kernels.autotune.textproto"'],
         ),
         (
             'platform = "cuda"\ndevice = "h200"\ntopology = "8"',

@@ -916,6 +916,12 @@ def test_what_nobody_examined(tmp_path: Path) -> None:
     assert {row.spec.target.examined for row in project.executables} == {"project"}
     assert {row.spec.computed_on["examined"] for row in project.exports} == {"project"}
     with pytest.raises(StagecError) as caught:
+        plan_of(CACHED.replace("jax_cache = true", 'examined = "none"').replace("cpu-avx2", "armv8-a"), tmp_path)
+    assert str(caught.value).splitlines()[:2] == [
+        'm.toml: functions.f.targets[0]: armv8-a is for aarch64, and examined = "none" is for x86-64 and accelerators',
+        "  take examined out of [manifest], or name the target in another manifest",
+    ]
+    with pytest.raises(StagecError) as caught:
         plan_of(MANIFEST.replace("[manifest]\n", '[manifest]\nexamined = "nobody"\n'), tmp_path)
     assert str(caught.value).startswith("m.toml: manifest.examined: ")
     assert '"project"' in str(caught.value)
@@ -1004,8 +1010,8 @@ def test_the_compilation_cache_of_jax(tmp_path: Path) -> None:
         (
             "jax_cache = true\njax_cache_machines",
             'jax_cache = true\nexamined = "none"\njax_cache_machines',
-            'm.toml: functions.f.jax_cache: with examined = "none" executables need the CPU of the machine that '
-            "builds, which no key of JAX's has\n"
+            'm.toml: functions.f.jax_cache: with examined = "none" what is built follows the machine that builds, '
+            "which no key of JAX's has\n"
             "  write jax_cache = false, or take examined out of [manifest]",
         ),
     ],

@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,30 @@ def test_the_table_has_what_is_accepted() -> None:
     plugins = [row.version for row in ROWS if row.library == "libtpu.so"]
     fitting = {release.wheels["libtpu"] for release in releases.known().values()}
     assert fitting == {".".join(version.split(".")[:3]) for version in plugins}
-    locks = [COMPILER / f"{name}.lock" for name in ("requirements", "cuda", "tpu")] + [ROOT / "tests" / "newest.lock"]
+    names = "requirements.lock cuda.lock rocm.lock tpu.lock newest/requirements.lock newest/cuda.lock newest/tpu.lock"
+    locks = [COMPILER / name for name in names.split()] + [ROOT / "tests" / "newest.lock"]
     for line in [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]:
         package, version = line.split("==")
         rows = [row for row in ROWS if known_builds.LIBRARIES[row.library].package == package]
         assert not rows or version in {row.version for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("folder", "plugins"), [("", ("cuda", "rocm", "tpu")), ("newest", ("cuda", "tpu"))], ids=["oldest Python", "newest"]
+)
+def test_the_locks_of_plugins_are_for_the_jaxlib_beside_them(folder: str, plugins: Sequence[str]) -> None:
+    def pins(name: str) -> dict[str, str]:
+        return dict(re.findall(r"^(\S+)==(\S+)", (COMPILER / folder / f"{name}.lock").read_text(), re.MULTILINE))
+
+    jaxlib = pins("requirements")["jaxlib"]
+    assert pins("requirements")["jax"] == jaxlib
+    for name in plugins:
+        fitting = {"libtpu": releases.release(jaxlib).wheels["libtpu"]}
+        for package, version in pins(name).items():
+            if package.startswith(("jax", "libtpu")):
+                assert f"{version}.".startswith(f"{fitting.get(package, jaxlib)}."), package
+    if folder == "newest":
+        assert jaxlib == list(releases.known())[-1]
 
 
 REFUSED = """
@@ -227,12 +247,24 @@ def test_a_library_that_detects_the_host_twice(tmp_path: Path) -> None:
         library.write(questions)
     with pytest.raises(machine_code.PatchError, match=r": LLVM detects the host in 2 places, not in one$"):
         known_builds.examined(path)
-    assert known_builds.UnknownBuild("it is not known", "known: none", path).write.splitlines() == [
+    with elf.opened(path) as file:
+        build_id = file.build_id
+    assert known_builds.UnknownBuild("it is not known", "known: none", path, build_id).write.splitlines() == [
         "known: none",
         "libjax_common.so is not as those that are known: LLVM detects the host in 2 places, not in one",
         'it loads what it has compiled itself; with examined = "none" in [manifest], it exports and compiles, without '
         "a change of its code",
     ]
+
+
+def test_a_library_that_is_not_the_one_any_more(tmp_path: Path) -> None:
+    path = Path(shutil.copy(examination.library("cpu"), tmp_path))
+    refusal = known_builds.UnknownBuild("it is not known", "known: none", path, "another build-id")
+    assert refusal.write == "known: none"
+    path.write_bytes(b"x")
+    assert refusal.write == "known: none"
+    path.unlink()
+    assert refusal.write == "known: none"
 
 
 def test_a_library_whose_sites_are_others(tmp_path: Path) -> None:

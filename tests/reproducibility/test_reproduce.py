@@ -4,6 +4,7 @@ Modules: `cli/reproduce.py`, `audit/reproducibility.py`.
 """
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -170,7 +171,9 @@ def test_what_nobody_promised_is_said(tmp_path: Path) -> None:
     assert {*x86.ISA["AVX2"].requires} <= {*target["requires"]} <= host.cpu_flags()
     assert not any(flag.startswith(("avx512", "amx")) for flag in target["requires"])
     assert f"  unpromised {said}\n" in checked("inspect", description)
-    assert f"  target cpu: cpu AVX2\n    {said}\n" in checked("inspect", bundle)
+    shown = checked("inspect", bundle)
+    assert f"  target cpu: cpu AVX2\n    {said}\n" in shown
+    assert re.search(rf"    portable: cpu .*\n      {re.escape(said)}\n", shown)
     done = reproduce(out, root, executables=["bits.cpu"])
     assert done.stderr == ""
     *_, promised, last = done.stdout.splitlines()

@@ -557,6 +557,18 @@ def _signing_test_impl(ctx):
 
 signing_test = analysis_test(_signing_test_impl)
 
+def _addition_test_impl(ctx):
+    action = only_action(ctx.attr.target, "StagecAddJaxlib")
+    folder = action.outputs.to_list()[0].dirname + "/added.weights"
+    weights = [file.path for file in action.inputs.to_list() if file.extension == "safetensors"]
+    return verdict(
+        ctx,
+        difference("folder", _option(action, "--weights"), [folder]) +
+        difference("weights", weights, [folder + "/weights/large.safetensors"]),
+    )
+
+addition_test = analysis_test(_addition_test_impl)
+
 def _explanation_test_impl(ctx):
     target = ctx.attr.target
     files = [file.basename for file in target[DefaultInfo].default_runfiles.files.to_list()]

@@ -3,7 +3,8 @@
 The bundle has all inputs of a compile action: the artifact, and in the description of each executable the target in
 full. So `stagec action compile` runs as in a build, and what it makes must differ from the executable that is there in
 the jaxlib alone. With `--reuse`, an executable of an older jaxlib that gives the right results here is not made again:
-its entry and its description say a second time, for this jaxlib, what they said for the first.
+its entry and its description say a second time, for this jaxlib, what they said for the first. What is tried depends on
+the bundle and this jaxlib alone: where this machine cannot try it, nothing is written.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ class _Wanted(NamedTuple):
     spec: specs.ExecutableSpec
 
 
-def added(archive: Archive, targets: Collection[str], reuse: bool, progress: Progress) -> list[Added]:
+def added(
+    archive: Archive, targets: Collection[str], reuse: bool, progress: Progress, weights: str | None = None
+) -> list[Added]:
     """Return an executable for this process's jaxlib for each function, target and bucket that have none of it.
 
-    targets: names of those to compile for; none: all. reuse: whether to take what an older jaxlib made, if it runs on
-    this machine and gives the right results (`checking/crossing.py`). Raises StagecError, with all faults before it
-    compiles anything: a target that is not there, nothing to add, an artifact past its promise; and for what cannot be
-    compiled.
+    targets: names of those to compile for; none: all. reuse: whether to take what an older jaxlib made, if it gives the
+    right results (`checking/crossing.py`). weights: the folder with the files of weights beside the bundle, which that
+    reads; None: the bundle's. Raises StagecError, with all faults before it compiles anything: a target that is not
+    there, nothing to add, an artifact past its promise, what cannot be tried here; and for what cannot be compiled.
     """
     jaxlib = compatibility.version()
     problems = [
@@ -93,24 +96,35 @@ def added(archive: Archive, targets: Collection[str], reuse: bool, progress: Pro
         problems.append(Problem(archive.path, "", _nothing_to_add(archive, jaxlib, targets)))
     if problems:
         raise StagecError(*problems)
-    progress.total = len(wanted)
     with tempfile.TemporaryDirectory(prefix="stagec") as folder:
         scratch = Path(folder)
-        older = _older(archive, wanted, scratch) if reuse else {}
+        older, whys = _older(archive, wanted) if reuse else ({}, {})
+        progress.total = len(older) + len(wanted)
+        if older:  # with its weights, a bundle may be large: all are in one
+            writing.named(str(scratch / _CROSSED), pieces(extend(archive, [*older.values()])))
+        weights = weights or str(Path(archive.path).absolute().parent)
+        for executable in (executable for executable in wanted if executable.name in older):
+            progress.step(f"try {executable.name}")
+            try:
+                whys[executable.name] = _differs(archive, executable, scratch, weights)
+            except StagecError as error:
+                problems += error.problems
+        if problems:
+            raise StagecError(*problems)
         members = []
         for executable in wanted:
             progress.step(executable.name)
-            member = older.get(executable.name)
-            why = _differs(archive, executable, scratch) if member else _NEWER if reuse else ""
-            reused = member if not why else None
+            why = whys.get(executable.name, "")
+            reused = older.get(executable.name) if not why else None
             members.append(Added(reused or _compile(archive, executable, scratch), reused is not None, why))
         return members
 
 
-_NEWER = "a newer jaxlib made the one that is there"
 _SECONDS = 600
 """How long an older executable may take, with its process and what is compiled to compare it with."""
 _OTHERS = "name the targets that can be compiled: --target NAME"
+_TRIAL = """name the folder of the weights: --weights FOLDER (weights = [...] of the Bazel rule)
+run it on a machine of the target's kind, or leave out --reuse"""
 
 
 def _missing(function: Mapping[str, Any], jaxlib: str, targets: Collection[str]) -> list[Mapping[str, Any]]:
@@ -128,41 +142,53 @@ def _nothing_to_add(archive: Archive, jaxlib: str, targets: Collection[str]) -> 
     return "it has no executable, and so nothing says what to compile for"
 
 
-def _older(archive: Archive, wanted: Sequence[_Wanted], scratch: Path) -> dict[str, Member]:
-    """Return the executables that an older jaxlib made, as this one's, by their names in the plan.
+def _older(archive: Archive, wanted: Sequence[_Wanted]) -> tuple[dict[str, Member], dict[str, str]]:
+    """Return the newest executables that older jaxlibs made, as this one's, and why others have none, by their names.
 
-    They are in `_CROSSED`, all in one bundle: with its weights, it may be large.
+    One for a GPU or a TPU belongs to a release of its plugin, too.
     """
-    here, members = compatibility.version(), {}
-    for name, _, like, entry, _ in wanted:
-        versions = {**like.versions, "jaxlib": here}
-        if index.order({**entry, "versions": versions}) < index.order(entry):
+    here, members, whys = compatibility.version(), dict[str, Member](), dict[str, str]()
+    for name, artifact, like, entry, _ in wanted:
+        rows = archive.index["functions"][artifact]["executables"]
+        below = index.order({**entry, "versions": {"jaxlib": here}})
+        rows = [row for row in rows if index.key_of(row)[:2] == index.key_of(entry)[:2] and index.order(row) < below]
+        plugins = like.versions.keys() - {"jaxlib", "stagec"}
+        if not rows or plugins:
+            of_plugin = f"it belongs to a release of {', '.join(sorted(plugins))} too"
+            whys[name] = of_plugin if plugins else "a newer jaxlib made the one that is there"
             continue
-        description = like._replace(versions=versions).to_json().encode()
-        executable, module = (bytes(archive[entry[key]]) for key in ("executable", "stablehlo"))
+        row = max(rows, key=index.order)
+        made = measurements.description_of(archive, row)
+        description = made._replace(versions={**made.versions, "jaxlib": here}).to_json().encode()
+        executable, module = (bytes(archive[row[key]]) for key in ("executable", "stablehlo"))
         members[name] = Member(f"{archive.index['name']}.{name}", executable, description, module)
-    if members:
-        writing.named(str(scratch / _CROSSED), pieces(extend(archive, [*members.values()])))
-    return members
+    return members, whys
 
 
 _CROSSED = "crossed.aot"
 
 
-def _differs(archive: Archive, wanted: _Wanted, scratch: Path) -> str:
-    """Say why an older executable cannot be this jaxlib's; "" if its results are right here."""
+def _differs(archive: Archive, wanted: _Wanted, scratch: Path, weights: str) -> str:
+    """Say why an older executable cannot be this jaxlib's; "" if its results are right here.
+
+    Raises StagecError where it cannot be tried.
+    """
     target, bucket = wanted.like.target.name, wanted.like.bucket
     words = ["action", "cross", str(scratch / _CROSSED), "--function", wanted.artifact, "--target", target]
     words += [f"--bucket={dim}={size}" for dim, size in bucket.items()]
-    words += ["--weights", str(Path(archive.path).absolute().parent)]
     try:
         # A process of its own: an executable that this XLA reads otherwise may end it.
-        done = _run(words, scratch, _SECONDS)
+        done = _run([*words, "--weights", weights], scratch, _SECONDS)
+        status, said = done.returncode, (done.stdout or done.stderr).strip()
+        said = said if done.stdout or status == 2 else said.rpartition("\n")[2]  # of a traceback
     except subprocess.TimeoutExpired:
-        return f"it took longer than {_SECONDS} seconds"
-    if done.returncode < 0:
-        return f"it ended the process ({signal.Signals(-done.returncode).name})"
-    return (done.stdout or done.stderr).strip() if done.returncode else ""
+        status, said = 2, f"it took longer than {_SECONDS} seconds"
+    if status < 0:
+        said = f"it ended the process ({signal.Signals(-status).name})"
+    said = said.replace(str(scratch / _CROSSED), archive.path)
+    if status in (2, -signal.SIGKILL):  # Linux kills it where memory is short
+        raise StagecError(Problem(archive.path, wanted.name, f"its trial cannot run here: {said}", _TRIAL))
+    return said if status else ""
 
 
 def _run(words: list[str], scratch: Path, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
@@ -173,6 +199,7 @@ def _run(words: list[str], scratch: Path, seconds: float | None = None) -> subpr
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
         timeout=seconds,
     )

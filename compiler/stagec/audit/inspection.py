@@ -12,10 +12,11 @@ from typing import Any
 from stagec.audit import kernels, measurements, processes
 from stagec.bundle import external, index
 from stagec.bundle.archive import Archive
-from stagec.bundle.calls import call_of, constants_of, of_interface
+from stagec.bundle.calls import call_of, description_of, of_interface
 from stagec.bundle.description import LARGEST, Description
 from stagec.core.builds import naming
 from stagec.core.builds.platforms import GPUS
+from stagec.core.builds.specs import FOLLOWS_MACHINE, NOT_EXAMINED
 from stagec.core.data import child, reading
 from stagec.core.messages.errors import blaming
 
@@ -78,7 +79,10 @@ def _bundle(archive: Archive) -> dict[str, Any]:
     report = copy.deepcopy({**archive.index, "functions": dict(archive.index["functions"])})
     for name, function in report["functions"].items():
         function["call"] = call_of(archive, name).as_text()
-        function["constants"] = constants_of(archive, name)
+        traced = description_of(archive, name)
+        function["constants"] = traced["constants"]
+        if FOLLOWS_MACHINE in traced["components"].get("key computed_on", {}).get("value", ""):
+            function["examined"] = NOT_EXAMINED
         for executable in function["executables"]:
             text = archive.read(executable["description"], LARGEST)
             described = _executable(text)
@@ -180,6 +184,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
         calls[len(rows)] = flat_call if flat else _indented(function["call"])
         entry = members[function["exported"]]
         platforms = f"portable: {', '.join(function['platforms'])}"
+        after[len(rows)] = [f"      {line}" for line in measurements.unpromised(function)]
         rows.append((platforms, f"{entry['bytes']:,}", "", "", entry["sha256"][:12]))
         for constant in function["constants"]:
             what = f"constant: {constant['name'] or 'an array'} {constant['aval']}"

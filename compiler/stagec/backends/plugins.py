@@ -73,9 +73,18 @@ def _pinned(plugin: Plugin) -> str:
     return f"{plugin.distribution}=={fits}{'.*' if plugin.own_versions else ''}" if fits else plugin.distribution
 
 
+def _instead(plugin: Plugin) -> str:
+    """Return the advice to lock the wheel for this jaxlib, or another jaxlib if builds for that one alone are known."""
+    versions = [build.version for build in known_builds.rows() if build.library == plugin.library]
+    if versions and not any(f"{version}.".startswith(f"{wanted(plugin)}.") for version in versions):
+        others = " or ".join(versions)
+        return f"of {plugin.distribution}, stagec knows {others}: lock jax and jaxlib {others} (docs/accelerators.md)"
+    return to_lock(plugin.platform, _pinned(plugin))
+
+
 def _missing(plugin: Plugin) -> CannotCompile:
     what = f"the plugin that compiles for {plugin.platform} is not installed: {plugin.distribution}"
-    return CannotCompile(what, "platform", to_lock(plugin.platform, _pinned(plugin)))
+    return CannotCompile(what, "platform", _instead(plugin))
 
 
 def to_lock(platform: str, requirements: str) -> str:
@@ -113,8 +122,7 @@ def load(plugin: Plugin) -> Any:
     # has no row, no version fits but one that this build examined with it.
     if not (f"{installed}.".startswith(f"{fits}.") if fits else known_builds.is_here(where)):
         what = f"{plugin.distribution} {installed} is not for jaxlib {compatibility.version()}"
-        write = to_lock(plugin.platform, _pinned(plugin)) if fits else ""
-        raise CannotCompile(what, "platform", write)
+        raise CannotCompile(what, "platform", _instead(plugin) if fits else "")
     if machine.machine() != "x86_64":
         raise CannotCompile(f"{plugin.distribution} runs on x86-64 machines only; this one is {machine.machine()}")
     from jaxlib import xla_client

@@ -96,7 +96,7 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
     if key.parts[jax_entries.JAXLIB] != compatibility.version().encode():
         yield f"it is of another jaxlib than {compatibility.version()}"
     # A flag may name a file to write. It came from a process in which a model ran, so none is accepted.
-    if key.parts[jax_entries.FLAGS]:
+    if key.parts[jax_entries.FLAGS] not in ({b"", _TPU_FLAG} if target.platform == "tpu" else {b""}):
         said = key.parts[jax_entries.FLAGS].decode(errors="replace")
         yield f"XLA_FLAGS or LIBTPU_INIT_ARGS was {said} where the model ran; write the target's compiler_options"
     if key.parts[jax_entries.HOOK]:
@@ -171,9 +171,12 @@ def _is_mark(attribute: ir.Attribute) -> bool:
 
 
 def _on_devices(key: Key, platform: str, device_ids: Sequence[int]) -> Key:
-    """Return a key with the devices of a topology in its options. JAX leaves those of NVIDIA's out."""
+    """Return a key with the flag of TPUs, and a topology's devices in its options. JAX leaves those of NVIDIA's out."""
     if platform != "tpu":
         return key
     options = xla_client.CompileOptions.ParseFromString(key.parts[jax_entries.OPTIONS])
     options.device_assignment = clients.compile_options(device_ids).device_assignment
-    return key.with_parts({jax_entries.OPTIONS: options.SerializeAsString()})
+    return key.with_parts({jax_entries.FLAGS: _TPU_FLAG, jax_entries.OPTIONS: options.SerializeAsString()})
+
+
+_TPU_FLAG = jax_entries.TPU_FLAG.encode()

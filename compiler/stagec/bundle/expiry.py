@@ -15,7 +15,7 @@ from stagec.core.builds.releases import known, release
 
 _MONTHS = 6
 _SOON = datetime.timedelta(days=90)
-"""Before the last day by less than this, a build warns: JAX has two or three releases in that time."""
+"""A build warns when less than this is left: in that time, JAX has two or three releases."""
 
 
 def may_read(jaxlib: str, until: str, made_with: str | None) -> tuple[bool | None, str]:
@@ -68,6 +68,7 @@ def newer_jax(jax: str, here: Collection[str]) -> str:
     if fitting := [version for version in newer if version in here]:
         newest = fitting[-1]
     else:
-        python = "this Python has no newer jax: name a newer Python, with STAGEC_PYTHON=/path/to/python3\n"
+        python = "this Python has no newer jax: take a newer Python (for Bazel: STAGEC_PYTHON=/path/to/python3)\n"
     write = f"{python}write jax=={newest} and jaxlib=={newest} into requirements.in"
-    return f"{write}, and run bazel run @stagec//:lock -- requirements.in\nwithout Bazel, install these two"
+    write += ", and run bazel run @stagec//:lock -- requirements.in"
+    return f"{write}\nwithout Bazel: python3 -m pip install jax=={newest} jaxlib=={newest}"

@@ -21,7 +21,7 @@ from stagec.bundle.functions import split
 from stagec.bundle.index import FUNCTIONS
 from stagec.bundle.safetensors import Tensor
 from stagec.core.builds import components
-from stagec.core.builds.specs import FunctionSpec
+from stagec.core.builds.specs import NOT_EXAMINED, FunctionSpec
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
 from stagec.core.sizes.avals import tolerance
@@ -59,6 +59,11 @@ class Member:
 
 class Inconsistent(ValueError):
     """The artifacts given do not belong together."""
+
+
+_ANOTHER_CPU = (
+    ': with examined = "none" it has what the CPU has that built it; build all of them again on machines with one CPU'
+)
 
 
 def gather(
@@ -157,7 +162,8 @@ def _add_executables(
     rows = [_entry_of(name, member, exports) for member in executables]
     for artifact, entry, target, member in sorted(rows, key=lambda row: (row[0], index.order(row[1]))):
         if targets.setdefault(entry["target"], target) != target:
-            raise Inconsistent(f"{member.name}: other executables have another target {entry['target']!r}")
+            what = f"{member.name}: other executables have another target {entry['target']!r}"
+            raise Inconsistent(what + _ANOTHER_CPU * (target.get("examined") == NOT_EXAMINED))
         stem = member.name.removeprefix(f"{name}.")
         names = {
             "executable": members.add(f"{stem}.xla", member.executable),

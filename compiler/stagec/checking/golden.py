@@ -21,7 +21,7 @@ from stagec.pjrt.arrays import dtype_of
 
 _WORST = 3
 """How many elements of a result are listed."""
-_OTHER_MACHINE = ("platform", "architecture", "cpu-feature", "device-kind", "device-count")
+OTHER_MACHINE = ("platform", "architecture", "cpu-feature", "device-kind", "device-count")
 """Codes of refusals that say that a target is for another machine."""
 
 
@@ -132,7 +132,7 @@ def check(
                 continue
             refused = [candidate for candidate in selection.candidates if candidate.offer.target == target]
             # A test that skips what this machine should run would always pass.
-            if not all(candidate.code in _OTHER_MACHINE for candidate in refused):
+            if not all(candidate.code in OTHER_MACHINE for candidate in refused):
                 raise selection.refusal(archive.path)
             for reason in dict.fromkeys(candidate.reason for candidate in refused):
                 skipped.setdefault(reason, []).append(name)

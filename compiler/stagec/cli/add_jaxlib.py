@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stagec.cli.files import Answer, Options, Sums, read_text, write_parts, write_whole
+from stagec.cli.options import WEIGHTS, only_with
 from stagec.core.messages.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ OPTIONS = {
     "[--sbom SBOM]": "where to write the CycloneDX SBOM of what compiled them",
     "[--target NAME]...": "a target to compile for (default: all that the bundle has executables for)",
     "[--reuse]": "call each executable of an older jaxlib once, take those with the right results, compile the others",
+    **WEIGHTS,
     "[--key FILE]...": "a public key that is trusted: with one, the bundle must be signed",
     "[--signature FILE]...": "an envelope, or a signature of Model Signing (default: those beside the bundle)",
     "[--packages FILE]...": "with --statement or --sbom: the packages of this environment, as `pip install --report` "
@@ -38,6 +40,7 @@ def run(options: Options) -> Answer:
     from stagec.pjrt import compatibility
     from stagec.trust import attestation, provenance, sbom
 
+    only_with("--reuse", options.reuse, options, "weights")
     environments = []
     for path in options.packages:
         with blaming(path, what="not a list of packages: ", of=(ValueError,)):
@@ -50,7 +53,7 @@ def run(options: Options) -> Answer:
         archive = Archive(options.bundle)
     archive.check_all()
     with Progress("add-jaxlib") as progress, blaming(options.bundle, of=(ValueError,)):
-        executables = adding.added(archive, options.target, options.reuse, progress)
+        executables = adding.added(archive, options.target, options.reuse, progress, options.weights)
     sums, members = Sums(), [each.member for each in executables]
     with blaming(options.bundle, of=(ValueError,)):
         write_parts(options.output, sums.of(pieces(writing.extend(archive, members))))

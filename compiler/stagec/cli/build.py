@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -68,18 +69,19 @@ def _watch(options: Options, wanted: Wanted, pool: Pool) -> NoReturn:
     if options.dry_run:
         raise mistake("--watch builds, and --dry-run does not", "leave one of them out")
     files: list[Path] = []
+    written = set[str]()  # it may be below --data
     while True:
         before = states(wanted, files)
         try:
             local = Local(wanted, pool)
-            others = [local.root / path for path in (*local.inputs, *local.build.weights)]
-            before = states(wanted, others) | before
+            before = states(wanted, local.watched()) | before
             _build(options, local).tell(options.json)
             files = local.files()
+            written |= local.written
         except StagecError as error:
             sys.stderr.write(printable(f"{error}\n"))
         sys.stdout.flush()
-        while states(wanted, before) == before:
+        while all(before.get(path) == now or path in written for path, now in states(wanted, before).items()):
             time.sleep(_EVERY)
 
 
@@ -95,6 +97,7 @@ def _build(options: Options, local: Local) -> Answer:
     output = options.output or f"{local.plan['bundle']['name']}.aot"
     local.write(output, options.artifacts, options.jax_cache)
     write_asked(options.depfile, local.depfile(output).encode())
+    local.written |= {os.path.realpath(options.depfile)} if options.depfile else set()
     digest, size = outcome.made[local.build.bundle]
     return Answer(
         {**answer, "output": output, "bytes": size, "sha256": digest},

@@ -18,7 +18,7 @@ from stagec.hardware.gpu_devices import Device, NvidiaDevice
 
 VERSION = 3
 """Version of the whole file, as this XLA reads it (xla/service/gpu/autotuning/autotuner_util.cc)."""
-REFRESH = "time them again: stagec autotune, on a machine with the device"
+REFRESH = "time them again on such a device: with stagec autotune, or for AMD xla_gpu_dump_autotune_results_to"
 """The advice for a wrong file."""
 _KINDS = ("gemm", "triton", "algorithm", "other")
 """The possible choices of a result; XLA ignores older kinds, and failures."""

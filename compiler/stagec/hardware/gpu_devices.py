@@ -74,6 +74,11 @@ class Device:
     """Name of the links between devices."""
 
     @property
+    def f32_flops(self) -> float:
+        """Peak float32 operations a second of its `fpus_per_core`."""
+        return self.core_count * self.fpus_per_core * 2 * self.clock_rate_ghz * 1e9
+
+    @property
     def links_bandwidth(self) -> float:
         """Bytes a second of all links between devices, in one direction; 0 if there are none, or it is not known."""
         raise NotImplementedError
@@ -124,6 +129,11 @@ class AmdDevice(Device):
     CAPABILITY = re.compile(r"(gfx[0-9a-f]{3,5})((?::(?:sramecc|xnack)[+-])*)")
     EXAMPLE = 'write for example "gfx942:sramecc+:xnack-", as rocminfo prints it'
     LINKS = "Infinity Fabric"
+
+    @property
+    def f32_flops(self) -> float:
+        """As of `Device`. RDNA 3 and 4 issue two operations at a time, which XLA does not count."""
+        return super().f32_flops * (2 if self.compute_capability.startswith(("gfx11", "gfx120")) else 1)
 
     @property
     def links_bandwidth(self) -> float:

@@ -34,6 +34,10 @@ HOOK = "custom_hook"
 """A part that a program may add."""
 _PARTS = (MODULE, JAXLIB, PLATFORM, FLAGS, OPTIONS, TOPOLOGY, COMPRESSION, HOOK)
 """All parts, in JAX's order: the hash is of their bytes in a row, without what divides them."""
+TPU_FLAG = "--xla_tpu_use_enhanced_launch_barrier=true"
+"""What JAX adds to LIBTPU_INIT_ARGS where there are TPUs (its _src/cloud_tpu_init.py), and so to each key there.
+
+It changes no byte of what libtpu compiles (tests/backends/test_tpu.py)."""
 COMPRESSIONS = ("zlib", "zstandard")
 """JAX uses the second if the process has the package of that name, or Python 3.14."""
 SUFFIX, USED = "-cache", "-atime"

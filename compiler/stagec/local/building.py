@@ -57,7 +57,8 @@ class Wanted:
 class Local:
     """A manifest that is planned, with what its actions are and what the store has of it.
 
-    build: the actions. runner: what does them. inputs: the files that the plan was made of.
+    build: the actions. runner: what does them. inputs: the files that the plan was made of. sources: those that models
+    may import and read. Both are relative to `root`. written: real paths of the files that `write` wrote.
     """
 
     def __init__(self, wanted: Wanted, pool: Pool, runs: bool = True) -> None:
@@ -78,9 +79,11 @@ class Local:
         self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest, first)
         _check(self.plan, wanted, manifest)
         paths = Paths(self.plan, self.folder)
-        sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
+        self.sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
+        _check_names(self.sources)
+        self.written = set[str]()
         named = wanted.functions, wanted.targets, wanted.jax_cache
-        self.build = actions.build(self.plan, self.folder, import_roots, sources, *named)
+        self.build = actions.build(self.plan, self.folder, import_roots, self.sources, *named)
         plugins, said = dict(wanted.plugins), list[str]()
         if not any("examined" in export["spec"]["computed_on"] for export in self.plan["exports"]):  # it is "here"
             platforms = ["cpu", *sorted({action.platform for action in self.build.actions} - {"cpu"})]
@@ -94,7 +97,7 @@ class Local:
                     facts = environment.facts(packages, digests)
                 elif folder:
                     plugins[platform] = os.pathsep.join([*of_plugin, folder])
-        workspace = Workspace(self.root, name, sources, packages, facts, plugins)
+        workspace = Workspace(self.root, name, self.sources, packages, facts, plugins)
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
         self.runner.outcome.said.update(dict.fromkeys(filter(None, said)))
 
@@ -110,18 +113,21 @@ class Local:
         """
         made = self.runner.outcome.made
         start = f"{os.path.dirname(self.build.bundle)}/"
-        for path, (digest, _) in made.items() if artifacts else ():
-            if path not in self.build.written:
-                self._store.write(digest, f"{artifacts}/{path.removeprefix(start)}")
-        if jax_cache:
-            with tarfile.open(fileobj=io.BytesIO(self._store.read(made[self.build.jax_cache][0]))) as entries:
-                for entry in entries:
-                    content = entries.extractfile(entry)
-                    assert content
-                    writing.named(f"{jax_cache}/{os.path.basename(entry.name)}", [content.read()])
+        files = {output: made[self.build.bundle][0]}
+        if artifacts:
+            others = made.keys() - self.build.written.keys()
+            files = {f"{artifacts}/{path.removeprefix(start)}": made[path][0] for path in others} | files
+        cached = _write_cache(jax_cache, self._store.read(made[self.build.jax_cache][0])) if jax_cache else []
         for file in self.build.beside:
             _link(self.root / self.folder / file, Path(os.path.dirname(output) or ".", file))
-        self._store.write(made[self.build.bundle][0], output)
+        for path, digest in files.items():
+            self._store.write(digest, path)
+        self.written = {os.path.realpath(path) for path in (*files, *cached)}
+
+    def watched(self) -> list[Path]:
+        """Return the files that a build reads, and those that the plan names and are not there."""
+        named = [path for path in _paths(self.plan, self.folder) if not (self.root / path).exists()]
+        return [self.root / path for path in (*self.inputs, *self.sources, *self.build.weights, *named)]
 
     def files(self) -> list[Path]:
         """Return what the bundle depends on, sorted."""
@@ -185,18 +191,19 @@ def build(
 def states(wanted: Wanted, files: Iterable[str | Path] = ()) -> dict[str, tuple[int, ...]]:
     """Return the states of what a build of a manifest may read: sources, manifests and targets, data, and `files`.
 
-    Those that are not there are left out.
+    The state of one that is not there is ().
     """
-    known: dict[str, tuple[int, ...]] = {}
-    with contextlib.suppress(StagecError):  # the manifest, or data, is not there
+    known, paths = dict[str, tuple[int, ...]](), [*files]
+    with contextlib.suppress(StagecError):  # the manifest is not there
         root = _root(wanted)
-        below = [*environment.files_below(str(root), (".py", ".toml"))]
+        paths += [root / name for name in environment.files_below(str(root), (".py", ".toml"))]
         for name in wanted.data:
-            below += _files(root, name, name)
-        files = [*(root / name for name in below), *files]
-    for path in files:
+            with contextlib.suppress(StagecError):
+                paths += [root / file for file in _files(root, name, name)]
+    for path in map(str, (os.path.realpath(wanted.manifest), *paths)):
+        known[path] = ()
         with contextlib.suppress(OSError):
-            known[str(path)] = tuple(state(str(path)))
+            known[path] = tuple(state(path))
     return known
 
 
@@ -261,11 +268,19 @@ def _plan(
 def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
     """Raise StagecError for a request, or a manifest, that cannot be built so."""
     problems = []
-    if wanted.jax_cache and not plan["jax_cache"]["executables"]:
+    names = {row["name"]: row["spec"]["name"] for row in plan["exports"]}
+    cached = {
+        names[row["export"]]
+        for row in plan["executables"]
+        if row["name"] in plan["jax_cache"]["executables"]
+        and (not wanted.targets or row["spec"]["target"]["name"] in wanted.targets)
+    }
+    if wanted.jax_cache:
         what, write = "it has nothing for JAX's compilation cache", "write jax_cache = true in it (docs/with-jax.md)"
-        problems.append(Problem(manifest, "jax_cache", what, write))
+        lacking = [f"functions.{name}.jax_cache" for name in wanted.functions if name in {*names.values()} - cached]
+        problems += [Problem(manifest, key, what, write) for key in (lacking if cached else ["jax_cache"])]
     known = {
-        "function": (wanted.functions, {row["spec"]["name"] for row in plan["exports"]}),
+        "function": (wanted.functions, {*names.values()}),
         "target": (wanted.targets, {row["spec"]["target"]["name"] for row in plan["executables"]}),
     }
     for what, (asked, there) in known.items():
@@ -286,6 +301,14 @@ def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
         raise StagecError(*problems)
 
 
+def _check_names(sources: Sequence[str]) -> None:
+    """Raise StagecError for files whose names cannot be written down."""
+    shown = {path: path.encode(errors="backslashreplace").decode() for path in sources}
+    what, write = "its name is not UTF-8", "rename it"
+    if problems := [Problem(text, "", what, write) for path, text in shown.items() if path != text]:
+        raise StagecError(*problems)
+
+
 def _version(package: str) -> str:
     from importlib import metadata  # it takes longer than the rest
 
@@ -301,12 +324,19 @@ def _sources(root: Path, data: Sequence[str]) -> Iterator[str]:
 
 def _named(plan: Mapping[str, Any], root: Path, folder: str) -> Iterator[str]:
     """Yield the files that the functions of a plan name."""
+    for path in _paths(plan, folder):
+        if (root / path).exists():
+            yield from _files(root, path, path)
+
+
+def _paths(plan: Mapping[str, Any], folder: str) -> Iterator[str]:
+    """Yield what may name a file or a folder in the functions of a plan, relative to the workspace."""
     for export in plan["exports"]:
         spec = {key: value for key, value in export["spec"].items() if key not in ("bind", "golden", "manifest")}
         for name in actions.files_of(spec):
             path = os.path.normpath(os.path.join(folder, name))
-            if not path.startswith("..") and path != "." and (root / path).exists():
-                yield from _files(root, path, path)
+            if not path.startswith("..") and path != ".":
+                yield path
 
 
 def _files(root: Path, name: str, said: str) -> Iterator[str]:
@@ -319,6 +349,29 @@ def _files(root: Path, name: str, said: str) -> Iterator[str]:
         yield os.path.relpath(path, root)
     else:
         raise mistake(f"{said}: there is no such file or folder below {root}")
+
+
+def _write_cache(folder: str, tar: bytes) -> list[str]:
+    """Write JAX's compilation cache, and return its files. Those that only the index of before lists are removed."""
+    from stagec.jaxcache import jax_entries
+
+    index, old = f"{folder}/{jax_entries.INDEX}", set[str]()
+    with contextlib.suppress(OSError, ValueError):
+        entries = jax_entries.read(Path(index).read_text())
+        keys = [key for entry in entries for names in entry.names.values() for key in names.values()]
+        old = {f"{folder}/{key}{suffix}" for key in keys for suffix in (jax_entries.SUFFIX, jax_entries.USED)}
+    written = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as files:
+        for file in files:
+            content = files.extractfile(file)
+            assert content
+            written[f"{folder}/{os.path.basename(file.name)}"] = content.read()
+    for path in sorted(written, key=index.__eq__):  # the index is the last
+        writing.named(path, [written[path]])
+    for path in old - written.keys():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    return [*written]
 
 
 def _link(source: Path, target: Path) -> None:

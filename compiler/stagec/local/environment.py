@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.machinery
 import json
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,6 +99,20 @@ def _contents(folder: Path, digests: Digests) -> Iterator[tuple[str, str]]:
         return
     for path in files_below(str(folder), (".py", ".so", ".json", ".toml")):
         yield path, digests.of(f"{folder}/{path}")
+
+
+_CPU = re.compile(
+    r"(vendor_id|cpu family|model|stepping|flags|CPU implementer|CPU variant|CPU part|CPU revision|Features)\s*:.*"
+)
+"""What /proc/cpuinfo says of the kind of a CPU and of its flags, on x86-64 and on aarch64."""
+
+
+def cpu() -> str:
+    """Return a digest of what XLA sees of this machine: the kind and the flags of its CPUs, and the number of cores."""
+    lines = set[str]()
+    with contextlib.suppress(OSError):
+        lines = {line for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if _CPU.fullmatch(line)}
+    return hashlib.sha256(f"{sorted(lines)} {len(os.sched_getaffinity(0))}".encode()).hexdigest()
 
 
 _NO_SOURCES = ("__pycache__", "node_modules", "site-packages")

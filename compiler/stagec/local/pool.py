@@ -96,7 +96,8 @@ class Pool:
         else:
             outputs = [*action.outputs, *([action.unread] if action.runs_model else [])]
             response = client.run(action.arguments, inputs, outputs)
-            self._idle[self._kind(action)].append(client)
+            if client.is_alive:
+                self._idle[self._kind(action)].append(client)
         return Done(response, time.monotonic() - started)
 
     def is_idle(self, action: Action) -> bool:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stagec.core.builds.specs import FOLLOWS_MACHINE
 from stagec.core.messages.errors import StagecError, blaming
 from stagec.core.messages.progress import Progress
+from stagec.local import environment
 from stagec.local.actions import OUT, Action, Build, Paths
 from stagec.local.environment import Workspace, facts
 from stagec.local.store import Digests, Made, Store
@@ -27,6 +29,7 @@ _FORMAT = 1
 """Of keys."""
 _KNOWN = {
     "/abi": "the ABI of Python",
+    "/cpu": "the CPU of this machine",
     "/libraries": "LD_LIBRARY_PATH",
     "/packages": "the installed packages, or stagec",
     "/plugin": "the packages of the plugin",
@@ -64,7 +67,7 @@ class Runner:
             for platform, plugin in workspace.plugins.items()
         }
         self._missing = set[str]()
-        self._keys = dict[str, str]()
+        self._taken = dict[str, str]()
         self._name = workspace.name
         self._last = store.last(self._name)
         self.outcome = Outcome()
@@ -87,7 +90,7 @@ class Runner:
         if any(self._ready(waiting)):
             self._run(waiting, pool, jobs, keep_going, progress)
         self._digests.save()
-        self._store.remember(self._name, self._keys)
+        self._store.remember(self._name, self._taken)
         return self.outcome
 
     def why(self, action: Action) -> list[str]:
@@ -95,14 +98,16 @@ class Runner:
 
         Those are files, and other things that are in keys. Its inputs must be there.
         """
-        last = self._store.find(self._last.get(action.outputs[0], ""))
+        taken = self._last.get(action.outputs[0], "")
+        key = taken.partition(" ")[0]
+        last = next((made for made in self._store.find(key) if made.of(key) == taken), None)
         if not last:
             return ["it was not built here before"]
         now = self._given(action)
-        for path in last[0].reads:
+        for path in last.reads:
             with contextlib.suppress(KeyError, StagecError):
                 now[path] = self._digest(path)
-        before = {**last[0].given, **last[0].reads}
+        before = {**last.given, **last.reads}
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return [self._known(name) for name in changed]
 
@@ -195,6 +200,8 @@ class Runner:
             del facts["/python"]
         words = json.dumps([_FORMAT, action.command, action.arguments])
         inputs = {path: self._digest(path) for path in action.inputs}
+        if any(FOLLOWS_MACHINE in self._build.written.get(path, "") for path in inputs):
+            facts["/cpu"] = environment.cpu()
         return {"/words": hashlib.sha256(words.encode()).hexdigest(), **facts, **inputs}
 
     def _key(self, action: Action) -> str:
@@ -212,7 +219,7 @@ class Runner:
         return False
 
     def _note(self, action: Action, key: str, made: Made) -> None:
-        self._keys[action.outputs[0]] = key
+        self._taken[action.outputs[0]] = made.of(key)
         self.outcome.made.update(made.outputs)
         self.outcome.reads.update(path for path in made.reads if not path.startswith(f"{OUT}/"))
 

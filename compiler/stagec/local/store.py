@@ -3,7 +3,7 @@
     blobs/AB/CDEF...       a file, by its SHA-256; nobody writes to it any more
     actions/KEY.json       what an action made; of one that reads sources, for each content of those that it read
     digests/ROOT.json      the digests of the files of a workspace, by their states
-    digests/ROOT.last.json the keys that its actions had last, for --explain
+    digests/ROOT.last.json which results its last build took, for --explain
     builds/NAME            the execution root of a build that runs
     examined/              rows of libraries that stagec does not know (`examining`)
 
@@ -46,6 +46,10 @@ class Made(NamedTuple):
     seconds: float
     given: Mapping[str, str]
 
+    def of(self, key: str) -> str:
+        """Return the key of the action with a digest of what was read: they name this one of its results."""
+        return f"{key} {hashlib.sha256(json.dumps(self.reads, sort_keys=True).encode()).hexdigest()}"
+
 
 def default_folder() -> Path:
     """Return the store of this user: `stagec` below XDG_CACHE_HOME, or below ~/.cache."""
@@ -72,13 +76,12 @@ class Store:
 
     def _made(self, record: Path) -> list[Made]:
         try:
-            entries = json.loads(record.read_bytes())
-        except (OSError, ValueError):
+            return [
+                Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, seconds, given)
+                for reads, outputs, seconds, given in json.loads(record.read_bytes())
+            ]
+        except (OSError, ValueError, TypeError, AttributeError):  # damaged, or of another stagec
             return []
-        return [
-            Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, seconds, given)
-            for reads, outputs, seconds, given in entries
-        ]
 
     def has(self, made: Made) -> bool:
         """Return whether all outputs are there."""
@@ -208,14 +211,14 @@ class Store:
         return Digests(self, f"digests/{name}.json")
 
     def last(self, name: str) -> dict[str, str]:
-        """Return the keys that actions of a workspace had in the last build, by what they make."""
+        """Return what the last build of a workspace took (`Made.of`), by the first output of each action."""
         with contextlib.suppress(OSError, ValueError):
             keys: dict[str, str] = json.loads((self.folder / "digests" / f"{name}.last.json").read_bytes())
             return keys
         return {}
 
     def remember(self, name: str, keys: Mapping[str, str]) -> None:
-        """Remember those keys, and those of other actions."""
+        """Remember those, and those of other actions."""
         known = self.last(name)
         if not keys.items() <= known.items():
             with contextlib.suppress(OSError):
@@ -235,6 +238,7 @@ class Digests:
         self._store, self._name = store, name
         self._known: dict[str, tuple[list[int], str]] = {}  # pairs are lists, as JSON has them
         self._taken: dict[str, tuple[list[int], str]] = {}
+        self._fresh = set[str]()
         with contextlib.suppress(OSError, ValueError):
             self._known = json.loads((store.folder / name).read_bytes())
 
@@ -243,6 +247,8 @@ class Digests:
         if path not in self._taken:
             now = state(path)
             before, digest = self._known.get(path, ([], ""))
+            if max(now[-2:]) >= time.time_ns() - int(_FRESH * 1e9):  # before it is read
+                self._fresh.add(path)
             self._taken[path] = now, digest if before == now else digest_of(path)
         return self._taken[path][1]
 
@@ -260,8 +266,7 @@ class Digests:
 
     def save(self) -> None:
         """Remember them."""
-        old = time.time_ns() - int(_FRESH * 1e9)
-        lasting = {path: entry for path, entry in self._taken.items() if max(entry[0][-2:]) < old}
+        lasting = {path: entry for path, entry in self._taken.items() if path not in self._fresh}
         if any(entry != tuple(self._known.get(path, ())) for path, entry in lasting.items()):
             with contextlib.suppress(OSError):
                 self._store._write(self._name, {**self._known, **lasting})

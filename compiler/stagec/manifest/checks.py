@@ -175,8 +175,14 @@ def _leaves(tree: Tree, location: Location) -> Iterator[tuple[Location, str]]:
 
 
 def _platforms(case: _Case) -> _Faults:
-    """Targets of a platform that the function is not for."""
+    """Targets of a platform that the function is not for, and those for which XLA must see another CPU."""
     for index, target in enumerate(case.targets):
+        if isinstance(target, Aarch64Target) and target.examined == NOT_EXAMINED:
+            what = (
+                f'{case.function.targets[index]} is for aarch64, and examined = "none" is for x86-64 and accelerators'
+            )
+            write = "take examined out of [manifest], or name the target in another manifest"
+            yield _Fault(("targets", index), what, write)
         if target.platform not in case.manifest.platforms_of(case.function):
             name = case.function.targets[index]
             what = f'the platform of target "{name}" is {target.platform}, which is not in platforms'
@@ -225,7 +231,7 @@ def _jax_cache(case: _Case) -> _Faults:
             write = "write jax_cache = false for this function, or name the target in another manifest"
             yield _Fault(where, what, write)
     if case.manifest.header.examined == NOT_EXAMINED and case.manifest.has_jax_cache(function):
-        what = 'with examined = "none" executables need the CPU of the machine that builds, which no key of JAX\'s has'
+        what = 'with examined = "none" what is built follows the machine that builds, which no key of JAX\'s has'
         yield _Fault(where, what, "write jax_cache = false, or take examined out of [manifest]")
 
 

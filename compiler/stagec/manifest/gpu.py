@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import Field, StringConstraints
 
@@ -18,6 +18,14 @@ from stagec.manifest.values import file_pattern, no_file
 
 DEVICE = rf"({NAME})|({file_pattern('toml')})"
 """The short name of a device, or a file."""
+DeviceName: TypeAlias = Annotated[
+    str,
+    StringConstraints(pattern=DEVICE),
+    Field(
+        description="Short name of the device: `stagec targets` lists them. Or a file that describes another "
+        "device, by its path relative to the manifest's folder: `stagec describe-device` writes such a file."
+    ),
+]
 AUTOTUNING = file_pattern("textproto")
 """A file of results of autotuning."""
 
@@ -26,11 +34,7 @@ class GpuTarget(Table):
     """What the tables of both platforms have in common."""
 
     platform: Literal["cuda", "rocm"]
-    device: Annotated[str, StringConstraints(pattern=DEVICE)] = Field(
-        description="Short name of the device: `stagec targets` lists them. Or a file that describes another "
-        "device, by its path relative to the manifest's folder: `stagec describe-device` writes such a file.",
-        examples=["h100-sxm", "devices/mine.toml"],
-    )
+    device: DeviceName
     topology: Annotated[str, StringConstraints(pattern=SHAPE)] = Field(
         "1x1x1",
         description="Partitions that NVLink or Infinity Fabric connects, hosts of each, devices of each host.",
@@ -40,8 +44,8 @@ class GpuTarget(Table):
         "",
         description="File with results of autotuning on such a device, by its path relative to the manifest's "
         "folder. Begin with an empty file; `bazel run` of `<manifest>.autotune` writes it on a machine with the "
-        "device.",
-        examples=["h200.autotune.textproto"],
+        "NVIDIA device. For AMD devices, take what XLA writes there with xla_gpu_dump_autotune_results_to.",
+        examples=["kernels.autotune.textproto"],
     )
     jaxlib: Jaxlib = None
     compiler_options: CompilerOptions = {}
@@ -83,7 +87,7 @@ def _autotuning(name: str, device: Device, file: str, folder: Path) -> str:
     """The results of autotuning for `device` in a file; "" without one."""
     if not name:
         return ""
-    write = "begin with an empty file; stagec autotune writes it on a machine with the device"
+    write = "begin with an empty file; stagec autotune writes it on a machine with the NVIDIA device"
     shown, content = tables.read("autotuning", name, file, folder, write)
     try:
         text = content.decode("ascii")

@@ -11,6 +11,7 @@ one admitted releases whose field numbers and sites nobody had examined, and thr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -35,17 +36,24 @@ Paths = Mapping[str, tuple[int, ...]]
 class UnknownBuild(PatchError):
     """stagec does not know this build of a library; the message names it, and `write` names the known ones.
 
-    file: of the library, if `write` is to say what is other in it, and what works.
+    file: of the library, if `write` is to say what is other in it, and what works. build_id: of what is not known.
     """
 
-    def __init__(self, what: str, write: str, file: Path | None = None) -> None:
+    def __init__(self, what: str, write: str, file: Path | None = None, build_id: str = "") -> None:
         super().__init__(what, write)
-        self._file = file
+        self._file, self._build_id = file, build_id
 
     @property
     def write(self) -> str:
         """The advice. It reads the whole library, in seconds."""
-        return super().write if self._file is None else "\n".join([super().write, *_what_works(self._file)])
+        if self._file is None:
+            return super().write
+        more: list[str] = []
+        with contextlib.suppress(OSError, ValueError):
+            works = [*_what_works(self._file)]
+            with elf.opened(self._file) as file:  # somebody may have installed another, or removed it
+                more = works if file.build_id == self._build_id else []
+        return "\n".join([super().write, *more])
 
 
 @dataclass(frozen=True)
@@ -308,7 +316,7 @@ def known(code: Code, wanted: str = "", examined: str = EXAMINED_HERE) -> Build:
         if here:
             what = f"{_told(code)} is examined by this build, not by the project: build-id {build_id}"
             raise UnknownBuild(what, write)
-        raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", write, code.path)
+        raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", write, code.path, build_id)
     for change in LIBRARIES[code.library].sites[code.architecture].keys() - _OF_MODELS:
         check_sites(code, build, change)
     return build

@@ -66,7 +66,7 @@ class Compiled:
     stablehlo: the module that XLA compiled, in StableHLO's portable form; None unless it was built from a manifest.
     inventory: its parts (`stages.inventory`); None unless requested.
     optimized: jaxlib's HloModule of `hlo`; None unless this process compiled it for a named target.
-    kernels: the facts about each kernel for NVIDIA devices; empty unless this process compiled it for one.
+    kernels: the facts about each kernel for GPUs; empty unless this process compiled it for one.
 
     Call it with numpy arrays, in the structure and the shapes that it was compiled for. Results are numpy arrays in
     plain containers, or in objects of the model's types if their module is imported. Pass and read arrays on several

@@ -33,6 +33,11 @@ class Client:
             start_new_session=True,
         )
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can do another action."""
+        return self._process.poll() is None
+
     def run(self, arguments: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> Response:
         """Have it do an action. All paths are relative to the execution root; only `outputs` are taken from it."""
         declared = [word for path in outputs for word in ("--declared", path)]

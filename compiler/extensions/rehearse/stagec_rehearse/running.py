@@ -20,6 +20,7 @@ from stagec.core.builds.specs import TpuTarget
 from stagec.core.messages.errors import either, mistake
 from stagec.hardware import cuda, tpu
 from stagec.hardware.tpu_topologies import Topology, parse_topology, topologies
+from stagec.jaxcache import jax_entries
 from stagec_rehearse import FOLDER, driver
 
 CPU = "cpu"
@@ -130,6 +131,9 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
 
         own_variables = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the program's, and parts of JAX's keys
         told = {name: value for name, value in compiler.environment(tpus(device)).items() if name not in own_variables}
+        flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+        if jax_entries.TPU_FLAG.partition("=")[0] not in flags:  # as JAX does where there are TPUs
+            told["LIBTPU_INIT_ARGS"] = f"{flags} {jax_entries.TPU_FLAG}"
         return {
             **variables,
             **told,

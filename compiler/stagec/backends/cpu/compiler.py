@@ -290,16 +290,30 @@ _AS_IT_IS = 'build it on a machine with the target\'s CPU, or take examined = "n
 def _seen_instead(serialized: bytes, wanted: x86.Isa | aarch64.Core, as_it_is: bool) -> str:
     """Name the CPU that XLA compiled for, if it differs from `wanted`; "" if not.
 
-    as_it_is: for x86-64, whether it may have more than `wanted`: XLA's option hides newer vector instructions alone.
+    as_it_is: for x86-64, whether it may be a newer CPU, with all that XLA's option does not hide.
     """
     name, features = stored_cpu_name(serialized), stored_features(serialized)
-    if as_it_is and isinstance(wanted, x86.Isa):
-        name, features = wanted.cpu_name, features & wanted.features
     # XLA adds hints, which are not features of a CPU.
     more = sorted(feature for feature in features - wanted.features if not feature.startswith("prefer-"))
     fewer = sorted(wanted.features - features)
-    if (name, more, fewer) == (wanted.cpu_name, [], []):
+    may_be_newer = as_it_is and isinstance(wanted, x86.Isa)
+    if may_be_newer:
+        more = [feature for feature in more if _is_hidden(feature, wanted.features)]
+    if not more and not fewer and (may_be_newer or name == wanted.cpu_name):
         return ""
     return f"{name}, not for {wanted.cpu_name}" + "".join(
         f"; {word} {', '.join(names)}" for word, names in (("with", more), ("without", fewer)) if names
     )
+
+
+def _is_hidden(feature: str, level: frozenset[str]) -> bool:
+    """Whether XLA's option hides a feature where a level has none of its kind.
+
+    XLA takes the option when the process makes its first client: after that, it would hide nothing.
+    """
+    kinds = [kind for kind in _VECTORS if feature.startswith(kind)]
+    return any(not any(own.startswith(kind) for own in level) for kind in kinds)
+
+
+_VECTORS = ("avx", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx", "amx-fp16")
+"""How LLVM's names of features begin that are of the levels that the option has."""

@@ -1,8 +1,7 @@
 """What is AMD's own when XLA compiles for its devices: libraries that XLA's plugin is linked with.
 
-LLVM's compiler, lld and AMD's device libraries are in the plugin, so no program of ROCm's runs. The libraries that the
-plugin is linked with are ROCm's if the machine has them, else `stubs`: XLA asks them for a device, and compiles as
-without one.
+LLVM's compiler, lld and AMD's device libraries are in the plugin, so no program of ROCm's runs. `stubs` stand in for
+ROCm's libraries, with which the plugin is linked: XLA asks them for a device, and compiles as without one.
 """
 
 from __future__ import annotations

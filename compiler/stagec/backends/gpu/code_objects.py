@@ -17,6 +17,10 @@ _MACHINE = 224  # EM_AMDGPU
 _METADATA = 32  # NT_AMDGPU_METADATA
 _REGISTER = 4  # bytes of a thread
 _DEEPEST = 16
+_LARGEST = 16 << 20
+"""Bytes of metadata that are read, as values that take many times as much memory: thousands of kernels take fewer."""
+_HEADER = 64
+_DAMAGED = "machine code for AMD devices that is damaged"
 _MARK = 16
 """Bytes behind a code object: XLA's time and random number."""
 
@@ -29,10 +33,13 @@ def are_in(code: bytes) -> bool:
 def size(code: bytes) -> int:
     """Return the length of a code object without what XLA writes behind it; of other bytes, their length.
 
-    LLVM's linker writes the headers of sections last. Behind them, XLA has sixteen bytes.
+    LLVM's linker writes the headers of sections last. Behind them, XLA has sixteen bytes. Raises ValueError when the
+    header is cut off.
     """
     if not are_in(code):
         return len(code)
+    if len(code) < _HEADER:
+        raise ValueError(_DAMAGED)
     (start,), (each, count) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3A)
     end = start + each * count
     return end if len(code) == end + _MARK else len(code)
@@ -59,7 +66,7 @@ def read(code: bytes) -> dict[str, Function]:
             for kernel in kernels
         }
     except (struct.error, LookupError, StopIteration, UnicodeDecodeError, TypeError) as error:
-        raise ValueError("machine code for AMD devices that is damaged") from error
+        raise ValueError(_DAMAGED) from error
 
 
 def _metadata(notes: bytes) -> dict[str, Any]:
@@ -68,6 +75,8 @@ def _metadata(notes: bytes) -> dict[str, Any]:
         name, size, kind = struct.unpack_from("<III", notes, at)
         start = at + 12 + (name + 3 & ~3)
         if kind == _METADATA and notes[at + 12 : at + 19] == b"AMDGPU\0":
+            if size > _LARGEST:
+                raise LookupError("too much metadata")
             value, _ = _value(notes[start : start + size], 0, 0)
             return dict(value)
         at = start + (size + 3 & ~3)

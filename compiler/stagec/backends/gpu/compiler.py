@@ -80,6 +80,8 @@ _PAIRED = {path[0]: path[1] for path in known_builds.PAIRED.values()}
 """... the number that a start and its end have in common ..."""
 _UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDERED.values()}
 """... and entries that XLA takes from a hash table: the path of their message, and their field."""
+_BINARY = 2
+"""The record with the code of all kernels, behind the manifest and PTX (`container.parts`)."""
 _AUTOTUNING = "autotuning.textproto"
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
 _kept: list[str] = []
@@ -218,8 +220,12 @@ def _cost(executable: _jax.Executable) -> dict[str, float]:
 
 
 def _marked(file: bytes) -> bytes:
-    """Return the records of an executable with a digest of them behind a code object, if there is one."""
-    bare = [record[: code_objects.size(record)] for record in riegeli.records(file)]
+    """Return the records of an executable with a digest of them behind its code object, if it has one.
+
+    Another record may look like a code object: a constant of the model, which stays as it is.
+    """
+    bare = list(riegeli.records(file))
+    bare[_BINARY] = bare[_BINARY][: code_objects.size(bare[_BINARY])]
     mark = hashlib.sha256(b"".join(hashlib.sha256(record).digest() for record in bare)).digest()
 
     def change(i: int, record: bytes) -> bytes | None:

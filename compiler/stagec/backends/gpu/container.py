@@ -1,4 +1,4 @@
-"""Read XLA's container of an executable for NVIDIA devices: the program, and the kernels that it launches."""
+"""Read XLA's container of an executable for GPUs: the program, and the kernels that it launches."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Launch(NamedTuple):
 def launches(serialized: bytes) -> list[Launch]:
     """Return the kernels that an executable launches, in its order.
 
-    Calls of NVIDIA's libraries are not among them. Raises ValueError when the bytes are not a serialized executable.
+    Calls of libraries are not among them. Raises ValueError when the bytes are not a serialized executable.
     """
     try:
         _, binary, *_, rest = parts(serialized)
         return list(_launches(wire.find(rest, FIELDS["thunks"]), binary))
     except (LookupError, RecursionError, struct.error, UnicodeDecodeError, MemoryError) as error:
-        raise ValueError("an executable for NVIDIA devices that is damaged") from error
+        raise ValueError("an executable for GPUs that is damaged") from error
 
 
 def _launches(thunks: Iterable[bytes], binary: bytes, depth: int = 0) -> Iterator[Launch]:

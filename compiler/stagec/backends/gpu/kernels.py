@@ -115,8 +115,7 @@ def bounds(run: Runs, blocks: int | Literal["unknown"], device: Device) -> tuple
     if run.flops is None or run.bytes is None:
         return None
     clock, cores = device.clock_rate_ghz * 1e9, device.core_count
-    ordinary = cores * device.fpus_per_core * 2 * clock
-    compute = max(run.multiplied / device.bf16_flops, (run.flops - run.multiplied) / ordinary)
+    compute = max(run.multiplied / device.bf16_flops, (run.flops - run.multiplied) / device.f32_flops)
     times = {"launch": LAUNCH_SECONDS, "memory": run.bytes / device.memory_bandwidth, "compute": compute}
     if blocks != UNKNOWN and blocks:
         busy = blocks / -(-blocks // cores)

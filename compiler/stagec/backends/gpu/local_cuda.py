@@ -70,7 +70,7 @@ def autotune(module: ir.Module, target: GpuTarget, mesh: Sequence[int]) -> list[
     nvidia.register_custom_calls()
     options = {**target.compiler_options, "xla_gpu_dump_autotune_results_to": _RESULTS}
     with nvidia.scratch():
-        plugins.compile_for(nvidia.PLUGIN, here[:count], module, options, load=True)
+        plugins.compile_for(nvidia.PLUGIN, here[:count], module, options, load=True, examined=target.examined)
         # XLA writes no file if there is nothing to time.
         text = Path(_RESULTS).read_text("ascii") if Path(_RESULTS).exists() else ""
     try:

@@ -1,20 +1,23 @@
 """Stand in for libraries that a plugin is linked with, and that compiling needs none of: ROCm's.
 
-XLA's plugin for AMD devices has its compiler in it, but is linked with ROCm's libraries, which call a device. On a
-machine without them, each gets a library of its name here, whose functions all return an error. They are files in
-memory (`memfd_create`), so they need no compiler, and no other process and no artifact can have them.
+XLA's plugin for AMD devices has its compiler in it, but is linked with ROCm's libraries, which call a device. Each gets
+a library of its name here, whose functions all return an error. No key has the ROCm of a machine, so it is not asked.
+The libraries are files in memory (`memfd_create`), so they need no compiler, and no other process and no artifact can
+have them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from stagec.patches import elf
 
+_OF_THE_SYSTEM = re.compile(r"ld-linux-.*|lib(c|dl|gcc_s|m|pthread|rt|stdc\+\+)\.so\..*")
 _PAGE = 0x1000
 _LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551  # kinds of segments; the last is PT_GNU_STACK
 _READ, _WRITE, _RUN = 4, 2, 1
@@ -25,27 +28,25 @@ _CODE = bytes.fromhex("b864000000c3")
 
 
 def load(plugin: Path) -> None:
-    """Give this process, for good, what a library needs and the machine does not have; all stay if it has all."""
-    try:
-        ctypes.CDLL(str(plugin))
-        return
-    except OSError:  # the loader names one library that it does not find
-        pass
+    """Give this process, for good, a stub for each library that another is linked with, but for those of the system.
+
+    The loader takes a library that the process has, by its name, and searches for no other.
+    """
     with elf.opened(plugin) as file:
-        missing = [name for name in file.libraries() if not _loads(name)]
+        others = [name for name in file.libraries() if not _OF_THE_SYSTEM.fullmatch(name)]
         here = ctypes.CDLL(None)
-        functions = [name for name in file.missing(missing) if not hasattr(here, name)]
+        functions = [name for name in file.missing(others) if not hasattr(here, name)]
     # The functions are in a library of another name: glibc looks for the versions of ROCm's in one that has ROCm's.
-    for name, content in ((plugin.name, functions), *((name, ()) for name in missing)):
+    for name, content in ((plugin.name, functions), *((name, ()) for name in others if not _is_here(name))):
         # It stays open: glibc knows a library by its path, and would take the next file of this number for this one.
         memory = os.memfd_create(name)
         os.write(memory, library(name, content))
         ctypes.CDLL(f"/proc/self/fd/{memory}", ctypes.RTLD_GLOBAL)
 
 
-def _loads(name: str) -> bool:
+def _is_here(name: str) -> bool:
     try:
-        ctypes.CDLL(name)
+        ctypes.CDLL(name, os.RTLD_NOLOAD)
     except OSError:
         return False
     return True

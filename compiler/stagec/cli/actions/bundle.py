@@ -59,11 +59,11 @@ def run(options: Options) -> Answer:
         write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
-    warn_of_an_end(index, exports)
+    _warn_of_an_end(index, exports)
     return Answer({"name": options.name, "output": options.output, **sums.to_plain()})
 
 
-def warn_of_an_end(index: Mapping[str, Any], exports: Sequence[Export]) -> None:
+def _warn_of_an_end(index: Mapping[str, Any], exports: Sequence[Export]) -> None:
     """Say that JAX's promise to read the bundle's artifacts ends soon.
 
     It is said here because a bundle is made once after an edit, and an artifact of it for each function. The text has

@@ -39,6 +39,8 @@ EXAMINED_HERE, PROJECT, NOT_EXAMINED = "here", "project", "none"
 "here": that of the project, or of the build itself where the project has none. "project": that alone. "none": no code
 is changed, and results follow the machine. A description says who did it: "here" where it was the build itself.
 """
+FOLLOWS_MACHINE = f'"examined":"{NOT_EXAMINED}"'
+"""What the JSON has of a spec, or of a part of it, whose results do; rules/toolchain.bzl looks for it too."""
 T = TypeVar("T")
 
 

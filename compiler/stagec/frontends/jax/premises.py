@@ -12,6 +12,7 @@ import enum
 import functools
 import hashlib
 import importlib.util
+import inspect
 import logging
 import re
 import sys
@@ -159,10 +160,13 @@ def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, 
         yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
         if isinstance(value, type) and value.__module__ in sources and id(value) not in seen:
             seen[id(value)] = value
+            for base in value.__mro__[1:]:
+                yield from below(base, path)
             for name, member in sorted(vars(value).items()):
                 is_code = isinstance(_inside(member), types.FunctionType | staticmethod | classmethod | property)
-                is_value = not name.startswith("__") and isinstance(member, (*_PLAIN, np.ndarray, jax.Array))
-                if is_code or is_value:
+                # Other descriptors, as of slots and the fields of a named tuple, say where an object has a value.
+                is_value = not name.startswith("__") and not inspect.isdatadescriptor(member)
+                if is_code or (is_value and name != "_abc_impl"):
                     yield name
                     yield from below(member, f"{path}.{name}")
     elif id(value) in seen:
@@ -190,6 +194,8 @@ def _parts(value: Any, path: str, sources: Collection[str]) -> Iterator[tuple[st
             yield "__func__", value.__func__
         case property():
             yield "fget", value.fget
+        case functools.cached_property():
+            yield "func", value.func
         case Mapping():
             yield from ((f"[{i}]", pair) for i, pair in enumerate(value.items()))
         case tuple() | list():
@@ -231,13 +237,25 @@ def _reached(function: types.FunctionType, sources: Collection[str]) -> Iterator
         value = function.__globals__[name]
         yield name, value
         if isinstance(value, types.ModuleType):
-            top = value.__name__.partition(".")[0]
-            for inner in names:
-                member = vars(value).get(inner)
-                # A package's own members are those of its version, unless somebody has put another there.
-                replaced = str(getattr(_inside(member), "__module__", top)).partition(".")[0] != top
-                if value.__name__ in sources or (replaced and isinstance(_inside(member), types.FunctionType)):
-                    yield f"{name}.{inner}", member
+            yield from _members(value, name, names, sources, set())
+
+
+def _members(
+    module: types.ModuleType, path: str, names: Collection[str], sources: Collection[str], passed: set[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield what the user's code may reach in a module, and in the user's modules below it. passed: those before."""
+    passed.add(module.__name__)
+    top = module.__name__.partition(".")[0]
+    for inner in names:
+        member = vars(module).get(inner)
+        # A package's own members are those of its version, unless somebody has put another there.
+        replaced = str(getattr(_inside(member), "__module__", top)).partition(".")[0] != top
+        if module.__name__ in sources or (replaced and isinstance(_inside(member), types.FunctionType)):
+            yield f"{path}.{inner}", member
+        if not isinstance(member, types.ModuleType) or member.__name__ in passed:
+            continue
+        if member.__name__ in sources or not getattr(member, "__file__", None):  # a package without a source has none
+            yield from _members(member, f"{path}.{inner}", names, sources, passed)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
