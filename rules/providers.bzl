@@ -15,6 +15,8 @@ PythonEnvironmentInfo = provider(
         "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
         "fingerprint": "File: a digest of the packages' files and the ABI. It is an input of every action that uses them, " +
                        "so that the action runs again when they change.",
+        "examined": "list of File: the rows of libraries in it that stagec does not know (examination.bzl), inputs as well; " +
+                    "their folders are on the import path.",
         "packages": "File: the interpreter's version, and name, version, file name and SHA-256 of every package's wheel, " +
                     "as JSON.",
     },

@@ -7,30 +7,46 @@ load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
 
 TOOLCHAIN_TYPE = Label("//rules:toolchain_type")
 
-def _stagec_toolchain_impl(ctx):
+def toolchain_info(ctx, interpreter = None, packages_are_inputs = True, workers = False):
+    """What actions run.
+
+    Args:
+      ctx: the context of a rule with the attributes `environment`, `compiler`, `entry` and `_start` of stagec_toolchain.
+      interpreter: InterpreterInfo of what runs instead of the environment's interpreter, or None.
+      packages_are_inputs: as stagec_toolchain has it.
+      workers: whether Bazel may keep workers.
+
+    Returns:
+      StagecToolchainInfo.
+    """
     environment = ctx.attr.environment[PythonEnvironmentInfo]
     entry = ctx.file.entry
     package_folder = entry.dirname
-    interpreter = ctx.attr.interpreter[InterpreterInfo] if ctx.attr.interpreter else None
     sources = depset(
         [entry, ctx.file._start],
         transitive = [ctx.attr.compiler[PythonSourcesInfo].sources] + ([interpreter.files] if interpreter else []),
     )
-    return [platform_common.ToolchainInfo(
-        stagec = StagecToolchainInfo(
-            environment = environment,
-            interpreter = interpreter,
-            entry = entry,
-            start = ctx.file._start,
-            import_root = package_folder.rpartition("/")[0] or ".",
-            inputs = depset([environment.site_packages, environment.fingerprint], transitive = [sources]),
-            sources = sources,
-            packages_are_inputs = ctx.attr.packages_are_inputs,
-            environment_tool = ctx.attr.environment[DefaultInfo].files_to_run,
-            tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr._start)],
-            workers = ctx.attr.isolation[IsolationInfo].works,
-        ),
-    )]
+    return StagecToolchainInfo(
+        environment = environment,
+        interpreter = interpreter,
+        entry = entry,
+        start = ctx.file._start,
+        import_root = package_folder.rpartition("/")[0] or ".",
+        inputs = depset([environment.site_packages, environment.fingerprint] + environment.examined, transitive = [sources]),
+        sources = sources,
+        packages_are_inputs = packages_are_inputs,
+        environment_tool = ctx.attr.environment[DefaultInfo].files_to_run,
+        tools = [target[DefaultInfo].files_to_run for target in (ctx.attr.compiler, ctx.attr._start)],
+        workers = workers,
+    )
+
+def _stagec_toolchain_impl(ctx):
+    return [platform_common.ToolchainInfo(stagec = toolchain_info(
+        ctx,
+        interpreter = ctx.attr.interpreter[InterpreterInfo] if ctx.attr.interpreter else None,
+        packages_are_inputs = ctx.attr.packages_are_inputs,
+        workers = ctx.attr.isolation[IsolationInfo].works,
+    ))]
 
 stagec_toolchain = rule(
     implementation = _stagec_toolchain_impl,
@@ -109,11 +125,12 @@ def compiler_action(
         sandbox = True,
         environment = None,
         extension = None,
-        follows_cpu = False):
+        follows_cpu = False,
+        toolchain = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
     Args:
-      ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
+      ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE, or gives `toolchain`.
       mnemonic: the action's mnemonic.
       progress_message: what Bazel shows while it runs.
       command: the compiler's command: "action compile", or one that people run too, such as "image".
@@ -138,8 +155,9 @@ def compiler_action(
         compiler has it. An edit in an extension runs no action without it again.
       follows_cpu: what the function of that name returns: whether the result follows the CPU of the machine that builds.
         No key has that, so another machine must not get the result from a cache.
+      toolchain: StagecToolchainInfo; None: that of TOOLCHAIN_TYPE.
     """
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    stagec = toolchain or ctx.toolchains[TOOLCHAIN_TYPE].stagec
     python = environment[PythonEnvironmentInfo] if environment else stagec.environment
     executable, version = python.execution_interpreter, python.execution_version
     if stagec.interpreter and not environment:
@@ -181,6 +199,8 @@ def compiler_action(
         packages = packages[1:]
         python_path[0] = python.execution_packages + "/site-packages"
         env["STAGEC_FINGERPRINT"] = python.fingerprint.path
+    rows = [row for one in environments for row in one.examined]
+    python_path += [row.dirname for row in rows]
 
     # An action counts as one core, and may use all. XLA compiles most of a large function in a pool of threads: alone, it
     # takes the free cores, and of many actions Bazel starts one for each core. Bound to a core each, they would leave cores
@@ -198,7 +218,7 @@ def compiler_action(
         executable = executable,
         arguments = [start, arguments],
         inputs = depset(
-            (packages if stagec.packages_are_inputs else []) + [one.fingerprint for one in environments],
+            (packages if stagec.packages_are_inputs else []) + [one.fingerprint for one in environments] + rows,
             transitive = [inputs, stagec.sources] + ([extension.sources] if extension else []),
         ),
         outputs = outputs,

@@ -33,7 +33,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.building import INSTALLER, ROOT
+from stagec.building import examination
+from tests.building import COMPILER, INSTALLER, ROOT
 from tests.users import as_user
 
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -536,6 +537,20 @@ def test_comments_order_and_line_breaks_of_a_lock_do_not_count(installer: Module
     lock = "# made today\nb==2 \\\n  --hash=sha256:bb \\\n  --hash=sha256:aa\na==1 ; os_name == 'nt' --hash=sha256:cc\n"
     same = "a==1  ;  os_name == 'nt' --hash=sha256:cc  # needed by b\nb==2 --hash=sha256:aa --hash=sha256:bb\n"
     assert installer.normalized_pins(lock) == installer.normalized_pins(same)
+
+
+def test_libraries_that_stagec_does_not_know(installer: ModuleType, tmp_path: Path) -> None:
+    """The one that is installed is known; the one for TPUs is another library; the last cannot be read."""
+    known = examination.library("cpu")
+    other = next(file for file in known.parent.glob("*.so") if file != known)
+    files = {"jaxlib/libjax_common.so": known, "libtpu/libtpu.so": other}
+    for name, library in files.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).symlink_to(library)
+    damaged = tmp_path / "jax_plugins" / "xla_cuda13" / "xla_cuda_plugin.so"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"not a library")
+    assert installer.unknown_libraries(COMPILER / "stagec", tmp_path) == ["tpu"]
 
 
 class Index(SimpleHTTPRequestHandler):

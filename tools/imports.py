@@ -50,7 +50,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "local": _package(
         "a build without Bazel: the actions of a plan, the workers that do them, and a store of what they made",
-        "core jaxcache loader manifest worker",
+        "core jaxcache loader manifest patches worker",
     ),
     "worker": _package(
         "Bazel's persistent worker: its messages, the forks that do the actions, what a fork may see",
@@ -97,7 +97,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "building": _package(
         "what a build writes beside an artifact: descriptions, inventories, limits, modules by device",
-        "backends bundle core costs jaxcache pjrt stages",
+        "backends bundle core costs hardware jaxcache patches pjrt stages",
         "jaxlib",
     ),
     "stages": _package(

@@ -5,7 +5,7 @@
     python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
     python tools/known_builds.py names [VERSION ...]
 
-`add` examines wheels of jaxlib and of its plugins, compiles with each (tests/patches/probe.py), and writes
+`add` examines wheels of jaxlib and of its plugins, compiles with each (`stagec/building/examination.py`), and writes
 its row into compiler/stagec/patches/known_builds.json, and the row of a new release of jaxlib into
 manifests/releases.toml. A build that is not as those that are known gets no row, and
 it prints what is different. `examine` fetches wheels with pip, the newest unless you say a version, does the same for
@@ -190,7 +190,7 @@ def tried(wheel: Path, row: Build, python: str, under: str) -> Build:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
         for tool in Path(folder).glob("nvidia/cu13/bin/*"):
             tool.chmod(0o755)
-        command = [python, "-s", "-m", "tests.patches.probe", platform_name]
+        command = [python, "-s", "-m", "stagec.building.examination", platform_name]
         done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
     if done.returncode:
         raise Unsuitable(done.stderr.strip() or f"the process that compiles ended with {done.returncode}")

@@ -64,7 +64,8 @@ def declare_jaxlibs(lock, jaxlibs, python = None, groups = []):
         for plugin in _PLUGINS:
             if given.get(plugin + "_lock"):
                 plugins.append("%s_%s" % (name, plugin))
-                python_environment(name = plugins[-1], lock = given[plugin + "_lock"], python = python, **attributes)
+                lock_of_plugin = given[plugin + "_lock"]
+                python_environment(name = plugins[-1], jaxlib = name, lock = lock_of_plugin, python = python, **attributes)
     stagec_jaxlibs(
         name = "stagec_jaxlibs",
         lock = lock,

@@ -124,11 +124,11 @@ def environment_files(environments):
     Returns:
       list of File.
     """
-    files = [file for one in environments for file in (one.site_packages, one.fingerprint)]
+    files = [file for one in environments for file in [one.site_packages, one.fingerprint] + one.examined]
     return files + [file for one in environments if one.emulated for file in one.emulated.files.to_list()]
 
 def packages_word(environment, workspace_name):
-    """A word of bash: the folder of an environment's packages.
+    """A word of bash: the folder of an environment's packages, and of rows beside it, as PYTHONPATH has them.
 
     Args:
       environment: PythonEnvironmentInfo; a launcher's runfiles have it.
@@ -137,7 +137,12 @@ def packages_word(environment, workspace_name):
     Returns:
       string.
     """
-    return _folder_word(environment.site_packages, workspace_name)
+    return ":".join([_folder_word(environment.site_packages, workspace_name)] + _rows_words([environment], workspace_name))
+
+def _rows_words(environments, workspace_name):
+    """Words of bash: the folders of the rows of libraries that stagec does not know."""
+    rows = [row for one in environments for row in one.examined]
+    return ["\"$(dirname %s)\"" % _folder_word(row, workspace_name) for row in rows]
 
 def _folder_word(file, workspace_name):
     """A word of bash: where a file or folder of the runfiles is."""
@@ -156,7 +161,7 @@ def plugin_words(plugins, workspace_name):
       string.
     """
     return " ".join([
-        "--plugin %s=%s" % (platform, packages_word(plugin, workspace_name))
+        "--plugin %s=%s" % (platform, _folder_word(plugin.site_packages, workspace_name))
         for platform, plugin in plugins.items()
     ])
 
@@ -177,7 +182,7 @@ def refused_elsewhere(ctx, what):
     said = "%s: %s would be written beside sources of another repository: run it in the workspace of that one"
     return "echo >&2 %s\nexit 2\n" % shell_quote(said % (label_of(ctx.label), what))
 
-def write_stagec_launcher(ctx, stagec, body, plugins, environment = None, extensions = []):
+def write_stagec_launcher(ctx, stagec, body, plugins, environment = None, extensions = [], examined = []):
     """Writes a script that runs a command of the compiler as the rule's executable.
 
     Args:
@@ -188,6 +193,7 @@ def write_stagec_launcher(ctx, stagec, body, plugins, environment = None, extens
       environment: PythonEnvironmentInfo that it runs in instead of the toolchain's; or None.
       extensions: list of the extensions that it uses, as extension_of returns them. The rule puts their sources into the
         runfiles.
+      examined: list of PythonEnvironmentInfo of which it needs no packages, and what was examined of their libraries.
 
     Returns:
       File.
@@ -199,9 +205,9 @@ def write_stagec_launcher(ctx, stagec, body, plugins, environment = None, extens
     import_root = entry.rpartition("/")[0].rpartition("/")[0]
     body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(environment.abi) + body.replace("{stagec}", start)
     roots = [import_root] + ["%s/%s" % (used.repository or ctx.workspace_name, used.folder) for used in extensions]
-    return write_launcher(ctx, roots, {}, body, [environment] + plugins)
+    return write_launcher(ctx, roots, {}, body, [environment] + plugins, examined)
 
-def write_launcher(ctx, import_roots, env, body, environments):
+def write_launcher(ctx, import_roots, env, body, environments, examined = []):
     """Writes the script as the rule's executable.
 
     Args:
@@ -210,11 +216,13 @@ def write_launcher(ctx, import_roots, env, body, environments):
       env: dict of variables; `$(location LABEL)` in a value names a file of the attribute `data`.
       body: bash that runs when `$runfiles`, `$workspace` and PYTHONPATH are set.
       environments: list of PythonEnvironmentInfo whose packages are imported, the first one's first.
+      examined: as write_stagec_launcher has it.
 
     Returns:
       File.
     """
     folders = [packages_word(environment, ctx.workspace_name) for environment in environments]
+    folders += _rows_words(examined, ctx.workspace_name)
     python_path = ":".join(folders + ["\"$runfiles\"/" + shell_quote(root) for root in import_roots])
     script = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.write(

@@ -52,6 +52,9 @@ def _aot_provenance_impl(ctx):
     for packages in {packages: None for packages in lists}:
         arguments.add("--packages", packages)
         inputs.append(packages)
+    for row in {row: None for one in environments for row in one.examined}:
+        arguments.add("--examined", row)
+        inputs.append(row)
     for one in exports + executables:
         arguments.add("--spec=%s:%s" % (one.name, one.spec.path))
         inputs.append(one.spec)

@@ -138,11 +138,24 @@ def find_python(repository_ctx, declared):
     ))
 
 _BUILD = """load("@stagec//rules/private:python_environment.bzl", "environment")
+{environments}
+# What an execution image may have.
+genrule(
+    name = "layer",
+    srcs = ["fingerprint.txt", "site-packages"],
+    outs = ["layer.tar"],
+    cmd = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --dereference --format=gnu" +
+          " --directory=$$(dirname $(location fingerprint.txt)) --create --file=$@ fingerprint.txt site-packages",
+    tags = ["manual"],
+)
+"""
 
+_TARGET = """
 environment(
-    name = "environment",
+    name = {name},
     abi = {abi},
     emulated = {emulated},
+    examined = {examined},
     execution_interpreter = {execution_interpreter},
     execution_packages = {execution_packages},
     execution_version = {execution_version},
@@ -153,15 +166,24 @@ environment(
     version = {version},
     visibility = ["//visibility:public"],
 )
+"""
 
-# What an execution image may have.
-genrule(
-    name = "layer",
-    srcs = ["fingerprint.txt", "site-packages"],
-    outs = ["layer.tar"],
-    cmd = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --dereference --format=gnu" +
-          " --directory=$$(dirname $(location fingerprint.txt)) --create --file=$@ fingerprint.txt site-packages",
-    tags = ["manual"],
+# An environment with a library that stagec does not know has its packages in a target of their own: an action examines
+# them, and the environment of other actions has the row.
+_EXAMINED = """load("@stagec//rules/private:examination.bzl", "examined_jaxlib", "examined_plugin")
+"""
+_EXAMINED_JAXLIB = """
+examined_jaxlib(
+    name = "examined_cpu",
+    environment = ":packages",
+)
+"""
+_EXAMINED_PLUGIN = """
+examined_plugin(
+    name = "examined_{platform}",
+    environment = {environment},
+    platform = "{platform}",
+    plugin = ":packages",
 )
 """
 
@@ -201,9 +223,10 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     options += ["--architecture", architecture] if architecture else []
     options += ["--groups=" + group for group in getattr(repository_ctx.attr, "groups", [])]
     if hasattr(repository_ctx.attr, "_version"):
-        # Of stagec's modules, this one alone is watched: an edit of another takes time at the start of a process, and not
+        # Of stagec's files, this one and its table of builds alone are watched: an edit of another takes time at the start of a process, and not
         # an installation of all packages.
         options += ["--stagec", watched_path(repository_ctx, repository_ctx.attr._version).dirname.dirname.dirname]
+        watched_path(repository_ctx, repository_ctx.attr._known_builds)
     doing = "looking for the wheels of %s" % display
     for step in ["choose", "install", "compile"]:
         if hasattr(repository_ctx, "report_progress"):
@@ -223,7 +246,7 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
         print(note)
     repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
     implementation, tag, here, system = python.abi.split("-", 3)
-    build = _BUILD.format(
+    attributes = dict(
         abi = repr("-".join([implementation, tag, architecture or here, system])),
         emulated = repr(str(emulated)) if emulated else None,
         execution_interpreter = repr(declared.interpreter or python.interpreter),
@@ -232,7 +255,19 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
         interpreter = repr(python.interpreter),
         version = repr(python.version),
     )
-    repository_ctx.file("BUILD", build + more, executable = False)
+
+    # An emulator starts no other processes, which an examination does.
+    unknown = [] if emulated else repository_ctx.read("unknown.txt").splitlines()
+    examined = [":examined_" + platform for platform in unknown]
+    environments = _TARGET.format(name = repr("environment"), examined = repr(examined), **attributes)
+    if unknown:
+        jaxlib = getattr(repository_ctx.attr, "jaxlib", "")
+        of_plugins = repr("@%s//:environment" % jaxlib) if jaxlib else None
+        environments = _EXAMINED + _TARGET.format(name = repr("packages"), examined = "[]", **attributes) + "".join([
+            _EXAMINED_JAXLIB if one == "cpu" else _EXAMINED_PLUGIN.format(platform = one, environment = of_plugins)
+            for one in unknown
+        ]) + environments
+    repository_ctx.file("BUILD", _BUILD.format(environments = environments) + more, executable = False)
     return struct(problem = "", no_wheel = False)
 
 def _python_environment_impl(repository_ctx):
@@ -304,6 +339,10 @@ python_environment = repository_rule(
                   "repository's target `layer`. Actions compare its fingerprint, and do not get the packages as inputs.",
         ),
         _uv = attr.label(default = Label("@stagec_uv//:problem.txt")),
+        jaxlib = attr.string(
+            doc = "Of a plugin: the name of the repository with the jaxlib that compiles with it, if that is not the toolchain's.",
+        ),
+        _known_builds = attr.label(default = Label("//compiler:stagec/patches/known_builds.json")),
         _version = attr.label(default = Label("//compiler:stagec/core/builds/version.py")),
     ),
     environ = ["STAGEC_PYTHON"],
@@ -339,8 +378,8 @@ def _environment_impl(ctx):
     return [
         # The digest alone stands for the packages in the key of a worker: Bazel 4 cannot distinguish directories there.
         DefaultInfo(
-            files = depset([ctx.file.fingerprint]),
-            runfiles = ctx.runfiles(files = [ctx.file.site_packages, ctx.file.fingerprint]),
+            files = depset([ctx.file.fingerprint] + ctx.files.examined),
+            runfiles = ctx.runfiles(files = [ctx.file.site_packages, ctx.file.fingerprint] + ctx.files.examined),
         ),
         PythonEnvironmentInfo(
             interpreter = ctx.attr.interpreter,
@@ -352,6 +391,7 @@ def _environment_impl(ctx):
             abi = ctx.attr.abi,
             site_packages = ctx.file.site_packages,
             fingerprint = ctx.file.fingerprint,
+            examined = ctx.files.examined,
             packages = ctx.file.packages,
         ),
     ]
@@ -364,6 +404,11 @@ environment = rule(
         "emulated": attr.label(
             doc = "A program instead of both, which runs an interpreter of another architecture.",
             providers = [InterpreterInfo],
+        ),
+        "examined": attr.label_list(
+            doc = "The rows of libraries that stagec does not know (examination.bzl).",
+            allow_files = [".json"],
+            cfg = "exec",
         ),
         "execution_interpreter": attr.string(doc = "Absolute path of the one that actions run; \"\": `interpreter`."),
         "execution_packages": attr.string(doc = "Absolute path of the packages' folder there; \"\": they are inputs."),

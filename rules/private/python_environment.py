@@ -9,6 +9,7 @@ success the folder it ran in holds
     fingerprint.txt   one digest of the packages' files and of the ABI of the interpreter that imports them
     packages.json     the version of the interpreter that actions run, and of each package name, version, file name and
                       sha256 of its wheel
+    unknown.txt       with --stagec: the platforms whose compiler, among the packages, is a build that it does not know
     note.txt          a sentence for the user, such as why pip installed the packages; else empty
 
 uv installs, if it can (uv_installer.py), and pip where it cannot (pip_installer.py). The repository rule runs the steps
@@ -21,6 +22,7 @@ or with 3 where the indexes have no wheel of a package for this interpreter.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import importlib.machinery
@@ -30,6 +32,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -47,6 +50,7 @@ SITE_PACKAGES = "site-packages"
 FINGERPRINT = "fingerprint.txt"
 PACKAGES = "packages.json"
 NOTE = "note.txt"
+UNKNOWN = "unknown.txt"
 _STATE = "state.json"
 _PINS = "pins.txt"
 """What this interpreter installs of a uv.lock."""
@@ -133,7 +137,7 @@ def _give_up(message: str, status: int = 2) -> NoReturn:
     """Ends with what is wrong, and leaves nothing behind."""
     for folder in (SITE_PACKAGES, byte_code.STAGEC):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (FINGERPRINT, NOTE, PACKAGES, _PINS, _STATE):
+    for file in (FINGERPRINT, NOTE, PACKAGES, UNKNOWN, _PINS, _STATE):
         Path(file).unlink(missing_ok=True)
     print(message)
     raise SystemExit(status)
@@ -269,12 +273,32 @@ def compile_modules(arguments: Arguments) -> str:
         for package in json.loads(Path(PACKAGES).read_text(encoding="utf-8"))["packages"]
     }
     byte_code.compile_all(Path(SITE_PACKAGES), wheels, pip_settings.cache_folder(State.read().settings))
+    unknown = []
     if arguments.stagec:
         byte_code.compile_stagec(arguments.stagec)
+        unknown = unknown_libraries(arguments.stagec, Path(SITE_PACKAGES))
+    Path(UNKNOWN).write_text("".join(f"{platform}\n" for platform in unknown), encoding="ascii")
     Path(FINGERPRINT).write_text(fingerprint(Path(SITE_PACKAGES), arguments.architecture) + "\n", encoding="ascii")
     Path(_STATE).unlink()
     Path(_PINS).unlink(missing_ok=True)
     return f"{arguments.display} is installed"
+
+
+def unknown_libraries(stagec: Path, folder: Path) -> list[str]:
+    """The platforms for which packages have a library that stagec does not know. No code of a library runs.
+
+    stagec: the folder of its modules.
+    """
+    sys.path.insert(0, str(stagec.parent))
+    from stagec.core.builds.platforms import PLATFORMS
+    from stagec.patches import known_builds
+
+    unknown = []
+    for name, compiler in PLATFORMS.items():
+        if (file := folder / compiler.file).is_file():
+            with contextlib.suppress(OSError):  # it cannot be read: an action will say so
+                unknown += [] if known_builds.identity(file)[1] else [name]
+    return unknown
 
 
 def _note_pip(display: str, error: Exception) -> None:

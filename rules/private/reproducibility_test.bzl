@@ -39,7 +39,7 @@ def _aot_reproducibility_test_impl(ctx):
     words = "@%s %s" % (shell_quote(arguments.short_path), plugin_words(plugins, ctx.workspace_name))
     body = "cd \"$workspace\"\nexec {stagec} reproduce %s \"$@\"\n" % words
     extensions = [export.extension for export in traced if export.extension][:1]
-    script = write_stagec_launcher(ctx, stagec, body, [], environment, extensions)
+    script = write_stagec_launcher(ctx, stagec, body, [], environment, extensions, plugins.values())
     runfiles = ctx.runfiles(
         files = files + [arguments] + environment_files([environment] + plugins.values()),
         transitive_files = depset(

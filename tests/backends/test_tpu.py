@@ -18,6 +18,7 @@ from stagec.backends.compilation import CannotCompile
 from stagec.backends.tpu import compiler as tpu
 from stagec.core.builds import releases
 from stagec.jaxcache import jax_entries
+from stagec.patches import known_builds
 from stagec.pjrt import compatibility
 from tests.backends import deviceless
 from tests.backends.deviceless import CUSTOM_CALL, compile_again, compile_elsewhere, installed, layer, run
@@ -320,6 +321,18 @@ def test_a_plugin_for_another_jaxlib(plugin: Callable[..., plugins.Plugin]) -> N
         plugins.load(plugin("numpy", "numpy", "0.0.1"))
     assert str(caught.value) == f"numpy {found} is not for jaxlib {compatibility.version()}"
     assert caught.value.write == TO_LOCK.format("numpy==0.0.1.*")
+
+
+def test_a_plugin_for_a_release_that_the_project_does_not_know(
+    plugin: Callable[..., plugins.Plugin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fits if this build examined it, with that release."""
+    numpy = plugin("numpy", "numpy", "")
+    with pytest.raises(CannotCompile, match=r" is not for jaxlib "):
+        plugins.load(numpy)
+    monkeypatch.setattr(known_builds, "is_here", lambda _: True)
+    with pytest.raises(CannotCompile, match=r" cannot be used on this machine: "):
+        plugins.load(numpy)
 
 
 def test_a_plugin_without_a_known_build_for_this_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:

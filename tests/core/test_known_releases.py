@@ -60,7 +60,7 @@ def test_a_wheel_is_tried_without_a_row_in_the_table(tmp_path: Path, monkeypatch
     row = known_builds.Build("libjax_common.so", "0.13.0", known_builds.python_tag(), "new", {}, [])
 
     def trying(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if "tests.patches.probe" not in command:
+        if "stagec.building.examination" not in command:
             return run(command, **options)
         assert known_builds.TABLE.read_bytes() == before
         ask = "from stagec.patches import known_builds; print(*(row.build_id for row in known_builds.rows()))"

@@ -117,7 +117,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "isa": "SSE4_2",
         "parallelism": 2,
         "compiler_options": {"xla_cpu_enable_fast_math": False},
-        "examined": "project",
+        "examined": "here",
     }
     new = {**old, "name": "new", "isa": "AVX2", "parallelism": 8, "compiler_options": {}}
     same = {
@@ -910,8 +910,11 @@ def test_what_nobody_examined(tmp_path: Path) -> None:
     planned, usual = plan_of(none, tmp_path), plan_of(MANIFEST, tmp_path)
     assert {row.spec.target.examined for row in planned.executables} == {"none"}
     assert {row.spec.computed_on["examined"] for row in planned.exports} == {"none"}
-    assert {row.spec.target.examined for row in usual.executables} == {"project"}
+    assert {row.spec.target.examined for row in usual.executables} == {"here"}
     assert not any("examined" in row.spec.computed_on for row in usual.exports)
+    project = plan_of(none.replace('"none"', '"project"'), tmp_path)
+    assert {row.spec.target.examined for row in project.executables} == {"project"}
+    assert {row.spec.computed_on["examined"] for row in project.exports} == {"project"}
     with pytest.raises(StagecError) as caught:
         plan_of(CACHED.replace("jax_cache = true", 'examined = "none"').replace("cpu-avx2", "armv8-a"), tmp_path)
     assert str(caught.value).splitlines()[:2] == [

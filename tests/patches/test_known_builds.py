@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from stagec.building import examination
 from stagec.core.builds import releases
 from stagec.patches import elf, hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility
 from tests.backends.deviceless import installed
 from tests.building import COMPILER, ROOT
-from tests.patches import probe
 from tests.patches.test_machine_code import run
 
 ROWS = known_builds.rows()
@@ -39,10 +39,10 @@ PLATFORMS = [
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_build_that_is_installed_is_as_its_row_says(platform: str) -> None:
-    found = probe.examined(platform)
+    found = known_builds.examined(examination.library(platform))
     row = next(row for row in ROWS if row.build_id == found.build_id)
     assert (found.library, found.sites, found.lacks) == (row.library, row.sites, row.lacks)
-    assert probe.made(platform) == (row.made, row.follows_seed)
+    assert examination.made(platform, row) == (row.made, row.follows_seed)
 
 
 def test_every_row_is_whole() -> None:
@@ -111,7 +111,7 @@ except cpu.CannotCompile as error: print(json.dumps([error.key, str(error), erro
 
 def test_a_build_that_is_not_known(tmp_path: Path) -> None:
     rows = known_builds.TABLE.read_text().splitlines()
-    here = probe.examined("cpu")
+    here = known_builds.examined(examination.library("cpu"))
     table = tmp_path / "known_builds.json"
     table.write_text("\n".join(row for row in rows if here.build_id not in row).replace("},\n]", "}\n]"))
     key, what, write = run(f"from pathlib import Path\nknown_builds.TABLE = Path({str(table)!r})\n{REFUSED}")
@@ -131,6 +131,32 @@ def test_a_build_that_is_not_known(tmp_path: Path) -> None:
     assert add == "to add this one, in a checkout of stagec: python tools/known_builds.py add WHEEL"
 
 
+EXAMINED = """
+sys.path.append({folder!r})
+refused = []
+code = machine_code.loaded(cpu._LIBRARY)
+try: known_builds.known(code, "", "project")
+except known_builds.UnknownBuild as error: refused = [str(error), error.write]
+print(json.dumps([known_builds.said(code, "", "here"), known_builds.said(code, "", "none"), *refused]))
+"""
+
+
+def test_a_build_that_a_build_examined(tmp_path: Path) -> None:
+    """It is known, and said to be so, unless the project alone counts."""
+    row = next(row for row in ROWS if row.build_id == known_builds.examined(examination.library("cpu")).build_id)
+    known_builds.write(tmp_path / known_builds.HERE, [row])
+    here, none, what, write = run(f"known_builds.rows = list\n{EXAMINED.format(folder=str(tmp_path))}")
+    assert here == {row.library: f"{row.build_id} (examined by this build, not by the project)"}
+    assert none == {}
+    library = f"this build of libjax_common.so, of jaxlib {row.version},"
+    assert what == f"{library} is examined by this build, not by the project: build-id {row.build_id}"
+    assert write.splitlines() == [
+        f"wheels for {row.architecture.replace('_', '-')} and {row.python} that are known: none of jaxlib",
+        'to let a build examine others itself, take examined = "project" out of [manifest]',
+    ]
+    assert run(EXAMINED.format(folder=str(tmp_path))) == [{}, {}]  # the table comes first
+
+
 @pytest.mark.parametrize("content", [None, "", "[1]", '[{"library": "libjax_common.so"}]', '{"a": 1}'])
 def test_a_table_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
     table = tmp_path / "known_builds.json"
@@ -145,7 +171,7 @@ def test_a_table_that_cannot_be_read(tmp_path: Path, content: str | None) -> Non
 @pytest.mark.parametrize("change", ["cpuid", "hash_seeds"])
 def test_a_build_with_other_sites_than_were_tested(change: str) -> None:
     """One of the places is as another compiler would have written it."""
-    row = next(row for row in ROWS if row.build_id == probe.examined("cpu").build_id)
+    row = next(row for row in ROWS if row.build_id == known_builds.examined(examination.library("cpu")).build_id)
     found = run(
         "code = machine_code.loaded(cpu._LIBRARY)\n"
         f"site = {change}.sites(code)[0]\n"
@@ -198,7 +224,7 @@ def test_a_library_whose_messages_are_others(
     monkeypatch: pytest.MonkeyPatch, messages: Any, lacks: list[str], refused: str
 ) -> None:
     """The library is the one that is here; what is expected of it is not."""
-    path = probe.library("cpu")
+    path = examination.library("cpu")
     expected = dataclasses.replace(known_builds.JAXLIB, messages=messages)
     monkeypatch.setattr(known_builds, "LIBRARIES", {path.name: expected})
     if not refused:
@@ -212,7 +238,7 @@ def test_a_library_whose_messages_are_others(
 
 def test_a_library_that_detects_the_host_twice(tmp_path: Path) -> None:
     """As one with two LLVMs would: it is not known which of them compiles."""
-    path = Path(shutil.copy(probe.library("cpu"), tmp_path))
+    path = Path(shutil.copy(examination.library("cpu"), tmp_path))
     with elf.opened(path) as file:
         end = file.code.offset + file.code.size
     questions = b"".join(b"\xb8" + leaf.to_bytes(4, "little") for leaf in (0x80000021, 0x14, 0x19))
@@ -232,7 +258,7 @@ def test_a_library_that_detects_the_host_twice(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_not_the_one_any_more(tmp_path: Path) -> None:
-    path = Path(shutil.copy(probe.library("cpu"), tmp_path))
+    path = Path(shutil.copy(examination.library("cpu"), tmp_path))
     refusal = known_builds.UnknownBuild("it is not known", "known: none", path, "another build-id")
     assert refusal.write == "known: none"
     path.write_bytes(b"x")
@@ -243,7 +269,7 @@ def test_a_library_that_is_not_the_one_any_more(tmp_path: Path) -> None:
 
 def test_a_library_whose_sites_are_others(tmp_path: Path) -> None:
     """As one that another compiler has made: each place has another instruction, and none is found."""
-    path = Path(shutil.copy(probe.library("cpu"), tmp_path))
+    path = Path(shutil.copy(examination.library("cpu"), tmp_path))
     with machine_code.mapped(path) as code:
         places = [address - code.start for address in hash_seeds.sites(code)]
     with path.open("r+b") as library:

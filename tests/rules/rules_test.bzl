@@ -1,6 +1,6 @@
 """What aot_export, aot_executable and aot_bundle declare."""
 
-load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo", "AotProvenanceInfo")
+load("//rules:providers.bzl", "AotBundleInfo", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules/private:jaxlibs.bzl", "compiled_executables")
 load(":analysis.bzl", "ActionsInfo", "actions_of", "analysis_test", "difference", "names", "only_action", "verdict")
 
@@ -152,6 +152,40 @@ def _own_dependencies_test_impl(ctx):
     )
 
 own_dependencies_test = analysis_test(_own_dependencies_test_impl)
+
+_ROW = "stagec_known_builds.json"
+
+def _examination_problems(ctx, rows):
+    """How an action does not examine a library, with the rows of others as inputs; or has not one row as its output."""
+    action = only_action(ctx.attr.target, "StagecExamine")
+    inputs = [file.basename for file in action.inputs.to_list()]
+    path = action.env["PYTHONPATH"].split(":")
+    return (
+        difference("files", names(ctx.attr.target.files), [_ROW]) +
+        difference("outputs", names(action.outputs), [_ROW]) +
+        difference("command", action.argv[7:9], ["action", "examine"]) +
+        difference("rows", [name for name in inputs if name == _ROW], [_ROW] * rows) +
+        difference("folders of rows", len([folder for folder in path if "unknown_cpu" in folder]), rows) +
+        difference("other inputs", [name for name in ["cpu.toml", "data.txt", "program.py", "probe.py"] if name not in inputs], [])
+    )
+
+def _examined_jaxlib_test_impl(ctx):
+    return verdict(ctx, _examination_problems(ctx, 0))
+
+def _examined_plugin_test_impl(ctx):
+    return verdict(ctx, _examination_problems(ctx, 1))
+
+def _examined_environment_test_impl(ctx):
+    environment = ctx.attr.target[PythonEnvironmentInfo]
+    return verdict(
+        ctx,
+        difference("rows", [row.basename for row in environment.examined], [_ROW]) +
+        difference("what a worker's key has", names(ctx.attr.target.files), ["data.txt", _ROW]),
+    )
+
+examined_jaxlib_test = analysis_test(_examined_jaxlib_test_impl)
+examined_plugin_test = analysis_test(_examined_plugin_test_impl)
+examined_environment_test = analysis_test(_examined_environment_test_impl)
 
 def _text_problems(target, group, mnemonic, file):
     """How an output group is not one file, made by an action that has what compiling has as its inputs."""

@@ -60,6 +60,8 @@ class CompiledModule:
     kernels: the facts about each kernel (`backends.gpu.kernels`); empty for other platforms.
     avoided: known defects of XLA that the program would have: issue -> the option that avoids it.
     hardware: what it was compiled for, if that is the machine as it is; None: the target's.
+    examined: what to say of a library's build that this build examined, by the file's name; empty for those of the
+        project, and where nobody examined it.
     """
 
     executable: bytes
@@ -73,6 +75,7 @@ class CompiledModule:
     kernels: Sequence[Mapping[str, Any]] = ()
     avoided: Mapping[str, str] = field(default_factory=dict)
     hardware: Hardware | None = None
+    examined: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from stagec.backends.compilation import CannotCompile, DoesNotFit, compile_optio
 from stagec.backends.options import suggestion
 from stagec.core.builds import releases
 from stagec.core.builds.platforms import PLATFORMS, Plugin
-from stagec.core.builds.specs import NOT_EXAMINED, CompilerOption
+from stagec.core.builds.specs import EXAMINED_HERE, NOT_EXAMINED, CompilerOption
 from stagec.jaxcache import jax_entries
 from stagec.patches import hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility, gpu_calls, probe, turns
@@ -118,8 +118,9 @@ def load(plugin: Plugin) -> Any:
     if unsuitable:
         raise CannotCompile(unsuitable)
     where, installed, fits = path(plugin), version(plugin), wanted(plugin)
-    # XLA's plugin interface accepts other versions, without promises about their results.
-    if not fits or not f"{installed}.".startswith(f"{fits}."):
+    # XLA's plugin interface accepts other versions, without promises about their results. For a release of jaxlib that
+    # has no row, no version fits but one that this build examined with it.
+    if not (f"{installed}.".startswith(f"{fits}.") if fits else known_builds.is_here(where)):
         what = f"{plugin.distribution} {installed} is not for jaxlib {compatibility.version()}"
         raise CannotCompile(what, "platform", _instead(plugin) if fits else "")
     if machine.machine() != "x86_64":
@@ -177,7 +178,7 @@ def compile_for(
     partitions: Sequence[Any] = (),
     serialized: bytes = b"",
     load: bool = False,
-    examined: str = "project",
+    examined: str = EXAMINED_HERE,
 ) -> _jax.Executable | _jax.LoadedExecutable:
     """Compile a StableHLO module.
 
@@ -219,6 +220,11 @@ def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
     return {jax_entries.PLATFORM: platform.encode(), jax_entries.TOPOLOGY: topology}
 
 
+def examined(plugin: Plugin, examined: str) -> dict[str, str]:
+    """Return what a description says of a plugin that has compiled; see `known_builds.said`."""
+    return known_builds.said(machine_code.loaded(plugin.library), wanted(plugin), examined)
+
+
 @contextlib.contextmanager
 def _changed(plugin: Plugin, examined: str) -> Iterator[None]:
     code = machine_code.loaded(plugin.library)
@@ -226,7 +232,7 @@ def _changed(plugin: Plugin, examined: str) -> Iterator[None]:
         known_builds.check_messages(code)
         yield
         return
-    known_builds.known(code, wanted(plugin))
+    known_builds.known(code, wanted(plugin), examined)
     with machine_code.patched(hash_seeds.patches(code)):
         yield
 

@@ -112,7 +112,8 @@ class Description(NamedTuple):
     analysis: its costs on one device, from `backends.analysis.analyze`: bytes by use, "flops", "bytes_accessed",
         "collectives" by kind and "roofline"; "unknown" for an unknown value, with reasons under the key "unknown".
         XLA's own counts, with each loop once, are in `cost_analysis`.
-    versions: "jaxlib" and "stagec" that made the executable.
+    versions: "jaxlib", "stagec" and packages of the compiler that made the executable; of a library that the build
+        examined itself, its build, by the file's name.
     abi: "parameters" and "results" as a program without Python passes them, in order (stages/abi.py,
         docs/without-python.md).
     exported_sha256, stablehlo_sha256, executable_sha256: hex digests of the exported artifact, of the StableHLO module

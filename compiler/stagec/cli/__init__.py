@@ -50,7 +50,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
 ACTIONS: Mapping[str, Sequence[str]] = {
     "plan": ("plan", "imports"),
     "trace": ("export", "locations", "jaxpr", "golden", "reference"),
-    "compile": ("compile", "components", "lower", "optimize"),
+    "compile": ("compile", "components", "examine", "lower", "optimize"),
     "bundle": ("describe-weights", "bundle", "provenance", "cross"),
     "JAX's compilation cache": ("jax-key", "jax-compile", "jax-cache"),
 }

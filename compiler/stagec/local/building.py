@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.core.data import writing
 from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, nearest
 from stagec.core.messages.progress import Progress
-from stagec.local import actions, environment
+from stagec.local import actions, environment, examining
 from stagec.local.actions import Paths
 from stagec.local.environment import Workspace
 from stagec.local.pool import Pool
@@ -84,8 +84,22 @@ class Local:
         self.written = set[str]()
         named = wanted.functions, wanted.targets, wanted.jax_cache
         self.build = actions.build(self.plan, self.folder, import_roots, self.sources, *named)
-        workspace = Workspace(self.root, name, self.sources, packages, facts, wanted.plugins)
+        plugins, said = dict(wanted.plugins), list[str]()
+        if not any("examined" in export["spec"]["computed_on"] for export in self.plan["exports"]):  # it is "here"
+            platforms = ["cpu", *sorted({action.platform for action in self.build.actions} - {"cpu"})]
+            for platform in platforms:
+                of_plugin = list(filter(None, [plugins.get(platform)]))
+                given = digests, platform, [*packages, *of_plugin], facts["packages"], runs
+                folder, line = examining.row(self._store, *given)
+                said.append(line)
+                if folder and platform == "cpu":
+                    packages = [*packages, folder]
+                    facts = environment.facts(packages, digests)
+                elif folder:
+                    plugins[platform] = os.pathsep.join([*of_plugin, folder])
+        workspace = Workspace(self.root, name, self.sources, packages, facts, plugins)
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
+        self.runner.outcome.said.update(dict.fromkeys(filter(None, said)))
 
     def run(self, jobs: int | None = None, keep_going: bool = False) -> Outcome:
         """Do the actions that the store does not have, and show a line about them on a terminal."""

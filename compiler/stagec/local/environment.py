@@ -30,7 +30,7 @@ class Workspace:
 
     root: the workspace. name: of it, in the store. sources: paths of files that models may import and read, relative to
     root. packages: folders of packages, and facts about them. plugins: platform -> the folder with packages for
-    compiling for it.
+    compiling for it, or several, as PYTHONPATH has them.
     """
 
     root: Path

@@ -63,7 +63,7 @@ class Runner:
         self._build, self._paths, self._workspace, self._store = build, paths, workspace, store
         self._digests, self._since = digests, time.monotonic()
         self._facts = {
-            platform: {**workspace.facts, "plugin": facts([plugin], digests)["packages"]}
+            platform: {**workspace.facts, "plugin": facts(plugin.split(os.pathsep), digests)["packages"]}
             for platform, plugin in workspace.plugins.items()
         }
         self._missing = set[str]()

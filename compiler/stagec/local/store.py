@@ -5,6 +5,7 @@
     digests/ROOT.json      the digests of the files of a workspace, by their states
     digests/ROOT.last.json which results its last build took, for --explain
     builds/NAME            the execution root of a build that runs
+    examined/              rows of libraries that stagec does not know (`examining`)
 
 Each file gets its name when it is whole, so nothing is half-written after a kill or on a full disk. Two builds may have
 one store: what both write is the same, or the later one stands.
@@ -63,7 +64,7 @@ class Store:
         self.folder = folder.absolute()
         self._sound: set[str] = set()  # digests of files that this process has read or made
         with _blaming(self.folder):
-            for name in ("blobs", "actions", "digests", "builds"):
+            for name in ("blobs", "actions", "digests", "builds", "examined"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def find(self, key: str) -> list[Made]:

@@ -165,12 +165,13 @@ class Header(Tracing):
         description="Make executables whose bytes depend on nothing but the sources and the locked environment.",
         examples=[True],
     )
-    examined: Literal["project", "none"] = Field(
-        "project",
+    examined: Literal["here", "project", "none"] = Field(
+        "here",
         description="Whose examination of a build of jaxlib, or of a plugin, lets stagec change its code in memory "
-        'while it compiles: "project", that of its own table. With "none" no code of a compiler is changed: it '
-        "compiles for a CPU on a machine that has its instructions, the executable needs what XLA could use of "
-        "that machine, and another machine, or another run, may make other bytes.",
+        'while it compiles: "project", that of its own table alone; "here", for a build that has no row there, also '
+        'one that this build makes itself, once. With "none" no code of a compiler is changed: it '
+        "compiles for a CPU on a machine that has its instructions, the executable needs what XLA could use of that "
+        "machine, and another machine, or another run, may make other bytes.",
         examples=["none"],
     )
     bundle_size: Bytes = Field(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from stagec.core.builds import frontends, naming
-from stagec.core.builds.specs import COMPUTED_ON, NOT_EXAMINED, ExecutableSpec, FunctionSpec, Limits, to_json
+from stagec.core.builds.specs import COMPUTED_ON, EXAMINED_HERE, ExecutableSpec, FunctionSpec, Limits, to_json
 from stagec.core.messages.errors import StagecError
 from stagec.manifest import checks
 from stagec.manifest.load import Manifest
@@ -151,7 +151,8 @@ def _function_spec(
     """A function's own values where the spec has the same key, and what the manifest makes of the others."""
     mesh = manifest.meshes[function.mesh] if function.mesh else None
     spelled = {key: value for key, value in function if key in _KEYS}
-    examined = manifest.header.examined
+    # A key of its own only where it is not the default: most exports then have the key that they had.
+    computed_on = {**COMPUTED_ON, "examined": manifest.header.examined}
     return FunctionSpec(
         **spelled
         # Sorted, so that another order in the file is the same key of an action.
@@ -174,7 +175,7 @@ def _function_spec(
             "frontend": frontends.of_entry(function.entry, function.frontend).name,
         }
         | manifest.tracing_of(function)
-        | ({"computed_on": {**COMPUTED_ON, "examined": NOT_EXAMINED}} if examined == NOT_EXAMINED else {})
+        | ({"computed_on": computed_on} if manifest.header.examined != EXAMINED_HERE else {})
     )
 
 

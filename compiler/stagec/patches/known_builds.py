@@ -5,12 +5,14 @@ every change has in it, and which of the fields below it lacks. For another buil
 or whether a message still has the same meaning, so stagec compiles nothing with it. A range of versions is not enough:
 one admitted releases whose field numbers and sites nobody had examined, and three of seven did not even run.
 
-`tools/known_builds.py` examines a wheel, tests it, and writes its row.
+`tools/known_builds.py` examines a wheel, tests it, and writes its row. A build may examine one that has none itself
+(`stagec action examine`): its actions find that row in a folder of packages, as `HERE`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import sys
@@ -18,11 +20,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagec.core.builds.specs import EXAMINED_HERE, NOT_EXAMINED, PROJECT
 from stagec.patches import cores, cpuid, cpuinfo, descriptors, elf, hash_seeds
 from stagec.patches.machine_code import Code, PatchError, mapped
 
 TABLE = Path(__file__).with_suffix(".json")
 """The rows, one a line."""
+HERE = "stagec_known_builds.json"
+"""The file on `sys.path` with rows that the project does not have: of builds that a build examined itself."""
 
 Paths = Mapping[str, tuple[int, ...]]
 """Names of fields, from message to message, with a dot between -> their numbers."""
@@ -200,6 +205,8 @@ LIBRARIES: Mapping[str, Library] = {
 """By the name of the file."""
 
 
+_OR_HERE = 'to let a build examine others itself, take examined = "project" out of [manifest]'
+"""The advice where only the project's examination counts."""
 _OF_MODELS = frozenset({"every_cpuid"})
 """Changes for what models compute: a compilation does not look for their sites, which takes longer than all others."""
 
@@ -211,7 +218,7 @@ class Build:
     version: that of the wheel.
     python: the tag of the Python that it is for, such as "cp313" or "cp314t"; "" where all have the same library.
     sites: the number of sites of every change. lacks: the fields of `Library.messages` that it does not have.
-    made: start of the SHA-256 of its result for the test's program (tests/patches/probe.py).
+    made: start of the SHA-256 of its result for the test's program (building/examination.py).
     follows_seed: whether that follows the seed of hash tables.
     tested: the Python that made it, twice.
     architecture: that of its instructions, by the name of `uname -m`.
@@ -229,31 +236,87 @@ class Build:
     architecture: str = "x86_64"
 
 
+class BuildHere(Build):
+    """A library that is not in the table: a build examined it itself, for its actions."""
+
+
 def rows() -> list[Build]:
     """Return all builds that are known, by library, version and Python. Raises PatchError when it cannot be read."""
+    return _read(TABLE, Build, "install stagec again")
+
+
+def rows_here() -> list[Build]:
+    """Return those that a build examined itself, for its actions. Raises PatchError when a file cannot be read."""
+    files = (Path(entry, HERE) for entry in sys.path if entry)
+    return [row for file in files if file.is_file() for row in _read(file, BuildHere, f"remove {file}")]
+
+
+def _read(file: Path, kind: type[Build], write: str) -> list[Build]:
     try:
-        return [Build(**row) for row in json.loads(TABLE.read_text("ascii"))]
+        return [kind(**row) for row in json.loads(file.read_text("ascii"))]
     except (OSError, ValueError, TypeError) as error:
-        raise PatchError(f"{TABLE.name} cannot be read: {error}", "install stagec again") from error
+        raise PatchError(f"{file.name} cannot be read: {error}", write) from error
+
+
+def write(file: Path, builds: Sequence[Build]) -> None:
+    """Write rows as `rows_here` reads them."""
+    file.write_text(json.dumps([dataclasses.asdict(build) for build in builds], ensure_ascii=True) + "\n", "ascii")
+
+
+def identity(path: Path) -> tuple[str, bool]:
+    """Return the build-id of a library, and whether the table has it. Raises PatchError when it cannot be read."""
+    with mapped(path) as code:
+        build_id = code.build_id()
+        return build_id, _row(code.library, build_id, rows()) is not None
+
+
+def is_here(path: Path) -> bool:
+    """Return whether a build examined the library in a file itself. Raises PatchError when it cannot be read."""
+    here = [row for row in rows_here() if row.library == path.name]
+    return bool(here) and _row(path.name, identity(path)[0], here) is not None
+
+
+def said(code: Code, wanted: str, examined: str) -> dict[str, str]:
+    """Return what a description says of a library that has compiled, if not the project examined it. See `known`."""
+    if examined == NOT_EXAMINED or not isinstance(build := known(code, wanted, examined), BuildHere):
+        return {}
+    return {code.library: f"{build.build_id} (examined by this build, not by the project)"}
+
+
+def _row(library: str, build_id: str, builds: Sequence[Build]) -> Build | None:
+    return next((build for build in builds if (build.library, build.build_id) == (library, build_id)), None)
 
 
 @functools.cache
-def known(code: Code, wanted: str = "") -> Build:
+def known(code: Code, wanted: str = "", examined: str = EXAMINED_HERE) -> Build:
     """Return the build of a library. Raises UnknownBuild, and PatchError when its file cannot be read.
 
     wanted: the version of its wheel that could be used here, or a prefix of it; "" if any could.
+    examined: as targets have it; "project": rows of the table alone count.
     """
-    build_id, builds = code.build_id(), [build for build in rows() if build.library == code.library]
-    build = next((build for build in builds if build.build_id == build_id), None)
+    build_id, table, here = code.build_id(), rows(), None
+    build = _row(code.library, build_id, table)
+    if build is None:
+        here = _row(code.library, build_id, rows_here())
+        build = here if examined != PROJECT else None
     if build is None:
         fit = [
-            build for build in builds if build.python in ("", python_tag()) and build.architecture == code.architecture
+            build
+            for build in table
+            if build.library == code.library
+            and build.python in ("", python_tag())
+            and build.architecture == code.architecture
         ]
         versions = dict.fromkeys(
             build.version for build in fit if f"{build.version}.".startswith(f"{wanted}." * bool(wanted))
         )
-        what = f"{_told(code)} is not known: build-id {build_id}"
-        raise UnknownBuild(what, _write(code, list(versions)), code.path, build_id)
+        write = _write(code, list(versions))
+        if examined == PROJECT:
+            write = f"{write}\n{_OR_HERE}"
+        if here:
+            what = f"{_told(code)} is examined by this build, not by the project: build-id {build_id}"
+            raise UnknownBuild(what, write)
+        raise UnknownBuild(f"{_told(code)} is not known: build-id {build_id}", write, code.path, build_id)
     for change in LIBRARIES[code.library].sites[code.architecture].keys() - _OF_MODELS:
         check_sites(code, build, change)
     return build

@@ -119,6 +119,8 @@ def _read(path: Path) -> Iterator[elf.File]:
     try:
         with elf.opened(path) as file:
             yield file
+    except PatchError:  # of what is done with it
+        raise
     except (OSError, ValueError) as error:
         raise PatchError(f"{path.name} cannot be read: {error}") from error
 

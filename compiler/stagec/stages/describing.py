@@ -33,7 +33,7 @@ def describe(
 ) -> Description:
     """Describe an executable that comes from no manifest."""
     calls = set(re.findall(r'custom_call_target="([^"]+)"', module.hlo))
-    versions = {"jaxlib": compatibility.version(), "stagec": VERSION, **(hardware.versions or {})}
+    versions = {"jaxlib": compatibility.version(), "stagec": VERSION, **(hardware.versions or {}), **module.examined}
     return Description(
         manifest="",
         function=program.fun_name,

@@ -122,12 +122,14 @@ def statement(
     specs: Mapping[str, bytes],
     sources: Mapping[str, Path],
     environments: Sequence[Environment],
+    examined: Mapping[str, str] | None = None,
 ) -> str:
     """Return the statement of what Bazel built, as JSON.
 
     manifest: its path in the workspace, and content; that of a layer is its programs.toml. specs: by artifact.
     sources: files and folders that tracing could read, by path in the workspace; of a layer, the keys.
     environments: the packages for planning, for staging, and for compiling for accelerators.
+    examined: build-ids of the libraries that the build examined, not the project, by the names of their files.
     """
     manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
     resolved: list[dict[str, Any]] = [manifest_descriptor]
@@ -145,6 +147,7 @@ def statement(
         "python": _interpreters(environments),
         "slices": {artifact: sha256(text) for artifact, text in sorted(specs.items())},
         **({"environment": declared} if declared else {}),
+        **({"examined": examined} if examined else {}),
     }
     traced = {json.loads(text).get("frontend") for text in specs.values()}
     modules = [frontend.module for frontend in FRONTENDS if frontend.name in traced]

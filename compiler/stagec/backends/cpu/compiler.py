@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, compile_options, cost, memory, refusal
 from stagec.backends.cpu import defects
-from stagec.core.builds.specs import NOT_EXAMINED, AnyCpuTarget, CompilerOption, CpuTarget
+from stagec.core.builds.specs import EXAMINED_HERE, NOT_EXAMINED, AnyCpuTarget, CompilerOption, CpuTarget
 from stagec.core.data import wire
 from stagec.core.messages import phases
 from stagec.hardware import aarch64, x86
@@ -100,7 +100,7 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
     # code, and an illegal instruction where the target has more.
     with turns.for_another_machine():
         code = machine_code.loaded(_LIBRARY)
-        known_builds.known(code)
+        known_builds.known(code, "", target.examined)
         seen = _machine(target)
         core = cpuid.patches(code, seen) if isinstance(seen, x86.Isa) else cpuinfo.patches(code, seen)
         changes = [*core, *cores.patches(code, target.parallelism)]
@@ -112,7 +112,7 @@ def find_code() -> None:
     """Find the sites that `presented` changes, for this process and its forks; jaxlib must be imported."""
     with contextlib.suppress(machine_code.PatchError):  # compiling will say so
         code = machine_code.loaded(_LIBRARY)
-        known_builds.known(code)
+        known_builds.known(code, "", EXAMINED_HERE)
         if code.architecture == "aarch64":
             cpuinfo.sites(code)
         else:
@@ -177,6 +177,7 @@ def compile_module(
         optimized=optimized,
         avoided=avoided,
         hardware=this_machine,
+        examined=known_builds.said(machine_code.loaded(_LIBRARY), "", target.examined),
     )
 
 

@@ -20,7 +20,15 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from stagec.backends.cpu import compiler
-from stagec.core.builds.specs import COMPUTED_ON, NOT_EXAMINED, Aarch64Target, AnyCpuTarget, CpuTarget, FunctionSpec
+from stagec.core.builds.specs import (
+    COMPUTED_ON,
+    EXAMINED_HERE,
+    NOT_EXAMINED,
+    Aarch64Target,
+    AnyCpuTarget,
+    CpuTarget,
+    FunctionSpec,
+)
 from stagec.hardware import aarch64, x86
 from stagec.patches import another_cpu, cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
 from stagec.pjrt import host
@@ -71,10 +79,10 @@ def be_another_machine() -> None:
 
 def _target(on: Mapping[str, object]) -> AnyCpuTarget:
     """Return the CPU of a spec's `computed_on` on a machine like this one, as a target."""
-    parallelism = int(str(on["parallelism"]))
+    parallelism, examined = int(str(on["parallelism"])), str(on.get("examined", EXAMINED_HERE))
     if host.architecture() == "aarch64":
-        return Aarch64Target("", str(on["core"]), parallelism, {})
-    return CpuTarget("", str(on["isa"]), parallelism, {})
+        return Aarch64Target("", str(on["core"]), parallelism, {}, examined=examined)
+    return CpuTarget("", str(on["isa"]), parallelism, {}, examined=examined)
 
 
 @contextlib.contextmanager
@@ -109,7 +117,7 @@ def computing(spec: FunctionSpec) -> Iterator[None]:
 
 def _patches(target: AnyCpuTarget) -> list[machine_code.Patch]:
     code = machine_code.loaded(_LIBRARY)
-    build = known_builds.known(code)
+    build = known_builds.known(code, "", target.examined)
     core: list[machine_code.Patch]
     if isinstance(target, CpuTarget):
         known_builds.check_sites(code, build, "every_cpuid")

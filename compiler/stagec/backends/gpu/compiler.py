@@ -174,6 +174,7 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
         devices=vendor.in_jax_keys(devices),
         optimized=optimized,
         kernels=kernels.of(canonical, device, program, count),
+        examined=plugins.examined(vendor.PLUGIN, target.examined),
     )
 
 

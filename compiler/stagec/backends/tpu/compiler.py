@@ -143,6 +143,7 @@ def compile_module(
         coords=[(*device.coords, device.core_on_chip) for device in partitions],
         devices=plugins.in_jax_keys(devices),
         optimized=optimized,
+        examined=plugins.examined(PLUGIN, target.examined),
     )
 
 

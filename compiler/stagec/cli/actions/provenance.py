@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from stagec.cli.files import Answer, Options, digest, read, read_text, split, write_whole
@@ -14,6 +15,7 @@ OPTIONS = {
     "--manifest NAME:FILE": "the manifest, or the programs.toml; NAME is its path in the workspace",
     "[--spec NAME:FILE]...": "a spec; NAME is that of its artifact",
     "[--source NAME:FILE]...": "a file or folder that tracing could read; NAME is its path in the workspace",
+    "[--examined FILE]...": "what `stagec action examine` wrote of a library that the project does not know",
     "[--packages FILE]...": "an environment's packages.json, as rules/private/python_environment.py writes it",
 }
 
@@ -41,7 +43,9 @@ def run(options: Options) -> Answer:
     name, manifest = split(options.manifest, 2)
     specs = {artifact: read(path) for artifact, path in (split(text, 2) for text in options.spec)}
     sources = {source: Path(path) for source, path in (split(text, 2) for text in options.source)}
-    statement = provenance.statement(subject, (name, read(manifest)), specs, sources, environments)
+    rows = [row for path in options.examined for row in json.loads(read_text(path))]
+    examined = {row["library"]: row["build_id"] for row in sorted(rows, key=lambda row: row["build_id"])}
+    statement = provenance.statement(subject, (name, read(manifest)), specs, sources, environments, examined)
     write_whole(options.output, statement.encode())
     write_whole(options.sbom, sbom.bill_of_materials(subject, environments).encode())
     return Answer({"output": options.output, **digest(statement.encode())})

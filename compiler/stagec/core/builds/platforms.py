@@ -52,6 +52,13 @@ class Platform:
     pci: tuple[str, frozenset[str]] = ("", frozenset())
     compiler: str = ""
 
+    @property
+    def file(self) -> str:
+        """The library that compiles for it, below a folder of packages."""
+        if self.plugin is None:
+            return "jaxlib/libjax_common.so"
+        return f"{self.plugin.package.replace('.', '/')}/{self.plugin.library}"
+
 
 GPUS = ("cuda", "rocm")
 """The platforms whose executables launch kernels with figures of their own, and whose plugins are XLA:GPU."""

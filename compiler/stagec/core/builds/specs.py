@@ -33,10 +33,11 @@ COMPUTED_ON: Mapping[str, str | int] = {"isa": "AVX2", "core": "generic", "paral
 Every machine must have it. jaxlib needs AVX, and with no more than that it cannot convert to bfloat16; on aarch64, all
 machines have the core. The parallelism is that of a target by default.
 """
-NOT_EXAMINED = "none"
-"""`examined` of a target, and of what a model computes: no compiler's code is changed, and results follow the machine.
+EXAMINED_HERE, PROJECT, NOT_EXAMINED = "here", "project", "none"
+"""`examined` of a target, and of what a model computes: whose examination lets a compiler's code be changed.
 
-The other is "project": the code of builds that the project examined is changed.
+"here": that of the project, or of the build itself where the project has none. "project": that alone. "none": no code
+is changed, and results follow the machine. A description says who did it: "here" where it was the build itself.
 """
 FOLLOWS_MACHINE = f'"examined":"{NOT_EXAMINED}"'
 """What the JSON has of a spec, or of a part of it, whose results do; rules/toolchain.bzl looks for it too."""
@@ -79,7 +80,7 @@ class FunctionSpec:
     host_callbacks: "refuse" or "drop", for callbacks into Python without results; those with results are refused.
     frontend: the name of the one of `frontends.FRONTENDS` that exports the entry.
     computed_on: the CPU on which it computes while it is imported and traced: "isa", on aarch64 "core", and
-        "parallelism", as targets have them. With "examined": "none" it is the machine's own.
+        "parallelism", as targets have them. "examined" is that of the targets if it is not "here".
     """
 
     name: str
@@ -155,7 +156,7 @@ class CpuTarget:
     parallelism: int
     compiler_options: Mapping[str, CompilerOption]
     platform: Literal["cpu"] = "cpu"
-    examined: str = "project"
+    examined: str = EXAMINED_HERE
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -178,7 +179,7 @@ class Aarch64Target:
     compiler_options: Mapping[str, CompilerOption]
     architecture: Literal["aarch64"] = "aarch64"
     platform: Literal["cpu"] = "cpu"
-    examined: str = "project"
+    examined: str = EXAMINED_HERE
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -211,7 +212,7 @@ class TpuTarget:
     figures: Mapping[str, Any]
     compiler_options: Mapping[str, CompilerOption]
     platform: Literal["tpu"] = "tpu"
-    examined: str = "project"
+    examined: str = EXAMINED_HERE
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -242,7 +243,7 @@ class GpuTarget:
     autotuning: str = ""
     autotuning_results: str = ""
     platform: Literal["cuda", "rocm"] = "cuda"
-    examined: str = "project"
+    examined: str = EXAMINED_HERE
 
     def summary(self) -> list[str]:
         """Return what a person wants to read of it."""
@@ -347,8 +348,8 @@ def target_spec(data: Any) -> TargetSpec:
         kind = Aarch64Target
     if kind is None:
         raise ValueError("not a target")
-    # A description leaves it out where nothing is said, as all did before there was a choice.
-    return _build(kind, {"examined": "project", **data})
+    # A description leaves it out where the project did it, as all did before there was a choice.
+    return _build(kind, {"examined": PROJECT, **data})
 
 
 def _build(kind: type[T], data: Any) -> T:

@@ -1,4 +1,4 @@
-"""Try the build of a library that is installed here: `python -m tests.patches.probe cpu`, or another platform.
+"""Examine the build of a library that is installed here, and make its row (`known_builds`): `stagec action examine`.
 
 A program is compiled in fresh processes: twice in circumstances that differ, which must make the same bytes, and with
 other seeds of XLA's hash tables, which shows whether they are ours to choose. What is for a CPU is run as well. All of
@@ -15,12 +15,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from stagec.backends import plugins
 from stagec.hardware import catalog
-from stagec.patches import known_builds, machine_code
+from stagec.patches import known_builds
+from stagec.patches.known_builds import Build
+from stagec.patches.machine_code import PatchError, mapped
 from stagec.pjrt import packages
 
 # XLA:CPU hoists the loop, and gives the kernel its arguments in the order of a hash table. It makes the shift, which is
@@ -120,6 +123,9 @@ PROGRAMS = {
 _COMPILE = """
 import functools, hashlib, json, sys
 given = json.loads(sys.argv[1])
+if given["another_cpu"]:
+    from stagec.backends.cpu import eager
+    eager.be_another_machine()
 from stagec.core.builds import specs
 from stagec.backends import compilation
 from stagec.patches import hash_seeds
@@ -158,34 +164,61 @@ _SEEDS = (6, 7, 11, 1)
 
 
 def library(platform: str) -> Path:
-    """Return the file of the library that is changed to compile for a platform."""
-    if platform == "cpu":
-        folder = packages.folder("jaxlib")
-        assert folder is not None
-        return folder / "libjax_common.so"
-    return plugins.path(plugins.of(platform))
+    """Return the file of the library that is changed to compile for a platform. Raises PatchError if there is none."""
+    if platform != "cpu":
+        return plugins.path(plugins.of(platform))
+    folder = packages.folder("jaxlib")
+    if folder is None:
+        raise PatchError("jaxlib is not installed")
+    return folder / "libjax_common.so"
 
 
-def examined(platform: str) -> known_builds.Build:
-    """Return what the file of that library says of itself, without version and Python."""
-    return known_builds.examined(library(platform))
+def examine(platform: str) -> Build:
+    """Return the row of the library that is installed. Raises PatchError if it is not as the known builds."""
+    file = library(platform)
+    try:
+        row = known_builds.examined(file)
+    except PatchError:
+        with mapped(file) as code:
+            known_builds.known(code)  # its error says what still works
+        raise
+    package, tag = known_builds.LIBRARIES[file.name].package, known_builds.python_tag()
+    row = dataclasses.replace(
+        row,
+        version=metadata.version(package),
+        python=tag if platform == "cpu" else "",
+        tested=f"CPython {'.'.join(map(str, sys.version_info[:2]))}{'t' * tag.endswith('t')}",
+    )
+    digest, follows = made(platform, row)
+    return dataclasses.replace(row, made=digest, follows_seed=follows)
 
 
-def made(platform: str) -> tuple[str, bool]:
-    """Compile the platform's program; return the start of its SHA-256, and whether its bytes follow the seed."""
-    one = _compile(platform, {"PYTHONHASHSEED": "0", "TZ": "UTC"}, cores=1, run=platform == "cpu")
-    two = _compile(platform, {"PYTHONHASHSEED": "7", "TZ": "Asia/Kathmandu", "MALLOC_ARENA_MAX": "1", "X": "x" * 5000})
-    assert one == two, f"{platform}: two builds differ: {one} and {two}"
-    first = _compile(platform, {}, seed=0)
-    return one, any(_compile(platform, {}, seed=seed) != first for seed in _SEEDS)
+def made(platform: str, row: Build) -> tuple[str, bool]:
+    """Compile the platform's program; return the start of its SHA-256, and whether its bytes follow the seed.
+
+    row: what is known of the library before. Raises PatchError if two builds differ, or one fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        known_builds.write(Path(folder, known_builds.HERE), [row])
+        made_here = _compile(platform, folder, {"PYTHONHASHSEED": "0", "TZ": "UTC"}, cores=1, run=platform == "cpu")
+        others = {"PYTHONHASHSEED": "7", "TZ": "Asia/Kathmandu", "MALLOC_ARENA_MAX": "1", "X": "x" * 5000}
+        made_again = _compile(platform, folder, others, another_cpu=platform == "cpu")
+        if made_again != made_here:
+            raise PatchError(
+                f"two builds of a program with {row.library} {row.build_id} differ: {made_here} and {made_again}"
+            )
+        first = _compile(platform, folder, {}, seed=0)
+        return made_here, any(_compile(platform, folder, {}, seed=seed) != first for seed in _SEEDS)
 
 
 def _compile(
     platform: str,
+    rows: str,
     variables: dict[str, str],
     cores: int | None = None,
     seed: int | None = None,
     run: bool = False,
+    another_cpu: bool = False,
 ) -> str:
     program = PROGRAMS[platform]
     target = dataclasses.replace(catalog.target(program.target), **program.settings)
@@ -195,29 +228,31 @@ def _compile(
         "mesh": program.mesh,
         "expected": program.expected,
         "seed": seed,
+        "another_cpu": another_cpu,
     }
     passed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH") if name in os.environ}
-    env = {**passed, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
+    path = os.pathsep.join([*(str(Path(entry).absolute()) for entry in sys.path if entry), rows])
+    env = {**passed, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
     said = []
     with tempfile.TemporaryDirectory() as folder:
         for script in (_COMPILE, _RUN) if run else (_COMPILE,):
             done = subprocess.run(
-                [sys.executable, "-B", "-c", script, json.dumps(given)],
+                [sys.executable, "-B", "-s", "-S", "-c", script, json.dumps(given)],
                 cwd=folder,
                 env=env | {"HOME": folder},
                 preexec_fn=lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores]),
+                check=False,
                 capture_output=True,
                 text=True,
             )
-            assert done.returncode == 0, done.stdout + done.stderr
+            if done.returncode:
+                raise PatchError(f"a program does not compile or run as it should: {done.stdout}{done.stderr}".strip())
             said.append(done.stdout.strip())
     return said[0]
 
 
 if __name__ == "__main__":
     try:
-        row = dataclasses.asdict(examined(sys.argv[1]))
-        digest, follows = made(sys.argv[1])
-        print(json.dumps(row | {"made": digest, "follows_seed": follows}))
-    except (AssertionError, machine_code.PatchError) as error:
+        print(json.dumps(dataclasses.asdict(examine(sys.argv[1]))))
+    except PatchError as error:
         sys.exit(f"{error}")

@@ -1,0 +1,88 @@
+"""Libraries that stagec does not know: a build examines each once, in a process of its own, and keeps the row.
+
+    examined/STATE              what a file is: "known", or the name of a folder beside it
+    examined/BUILD-SOURCES/     the row of a build, by its build-id and by stagec's own sources
+
+These are below the folder of a store. A folder with a row is one of the folders of packages of actions: so it is in
+their keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from stagec.core.builds import actions
+from stagec.core.builds.platforms import PLATFORMS
+from stagec.core.data import writing
+from stagec.core.messages.errors import mistake
+from stagec.core.messages.progress import Progress
+from stagec.local import environment
+from stagec.local.store import Digests, Store, state
+
+_KNOWN = "known"
+
+
+def row(
+    store: Store, digests: Digests, platform: str, packages: Sequence[str], digest: str, runs: bool
+) -> tuple[str, str]:
+    """Return the folder with the row of a platform's library, "" if it needs none; and what to tell people.
+
+    packages: folders of packages; digest: what stands for them. runs: whether to examine it, if nobody did.
+    Raises StagecError if it is not as the builds that stagec knows.
+    """
+    files = (f"{folder}/{PLATFORMS[platform].file}" for folder in packages)
+    file = next(filter(os.path.isfile, files), None)
+    if file is None:  # an action says so
+        return "", ""
+    # The state comes first: to read what is in a library, and to import what does so, takes a tenth of a second.
+    folder = store.folder / "examined"
+    noted = folder / _sha256([state(file), digest])
+    with contextlib.suppress(OSError):
+        kept = noted.read_text()
+        if kept == _KNOWN or (folder / kept).is_dir():
+            return ("" if kept == _KNOWN else str(folder / kept)), ""
+    from stagec.patches import known_builds
+
+    build_id, is_known = known_builds.identity(Path(file))
+    sources = str(actions.ENTRY.parent)
+    of_stagec = [
+        digests.of(f"{sources}/{path}") for path in environment.files_below(sources, (".py", ".json", ".toml"))
+    ]
+    kept = _KNOWN if is_known else f"{build_id}-{_sha256(of_stagec)[:16]}"
+    said = ""
+    if not is_known and not (folder / kept).exists():
+        if not runs:
+            return "", ""
+        what = f"{os.path.basename(file)} {build_id} is not known to stagec"
+        said = f"{what}: this build has examined it (docs/install.md)\n"
+        with Progress("build") as progress:
+            progress.step(f"examine {file}")
+            _examine(platform, packages, folder, folder / kept, known_builds.HERE)
+    writing.named(str(noted), [kept.encode()])
+    return ("" if is_known else str(folder / kept)), said
+
+
+def _examine(platform: str, packages: Sequence[str], folder: Path, kept: Path, name: str) -> None:
+    import subprocess
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch, "row")
+        made.mkdir()
+        words = [*environment.command(), "action", "examine", "--platform", platform, "--output", str(made / name)]
+        done = subprocess.run(
+            words, env=environment.variables(packages), check=False, capture_output=True, text=True, cwd=scratch
+        )
+        if done.returncode:
+            raise mistake(done.stderr.strip())
+        if not kept.exists():  # another build was faster
+            made.rename(kept)
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
