@@ -137,6 +137,12 @@ class NestedBazel:
             text=True,
         )
 
+    def fetched(self) -> dict[str, Path]:
+        """The folders of the repositories that Bazel has fetched, by their names."""
+        external = Path(self.run("info", "output_base").stdout.strip()) / "external"
+        # Bazel's own part of the name ends in ~ or +, where there is one.
+        return {re.split("[+~]", path.name)[-1]: path for path in external.iterdir() if path.is_dir()}
+
     def with_packages(self, environment: Path) -> list[str]:
         """Options of a build with the packages of the repository `environment` instead of its own."""
         repositories = map(self._canonical, ("stagec_planning", "stagec_python"))

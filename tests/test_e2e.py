@@ -833,10 +833,7 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
     with for_a_tpu(built):
         assert "//models:models.gelu.v5e-2x2" in built.run("query", "//models:all").stdout.split()
         assert built.run("build", "//models:models.gelu.cpu").returncode == 0
-        external = Path(built.run("info", "output_base").stdout.strip()) / "external"
-        # Bazel's own part of the name ends in ~ or +, where there is one.
-        fetched = {re.split("[+~]", path.name)[-1] for path in external.iterdir() if path.is_dir()}
-        assert {name for name in fetched if name.startswith("stagec_")} == {
+        assert {name for name in built.fetched() if name.startswith("stagec_")} == {
             "stagec_isolation",
             "stagec_jaxlibs",
             "stagec_planning",
@@ -848,19 +845,13 @@ def test_what_compiles_for_other_hardware_is_fetched_when_that_is_built(built: W
         assert "No matching distribution found for libtpu==" in said
 
 
-def packages_of(workspace: Workspace, repository: str) -> Path:
-    """The packages that Bazel installed in a repository."""
-    external = Path(workspace.run("info", "output_base").stdout.strip()) / "external"
-    return next(path / "site-packages" for path in external.iterdir() if re.split("[+~]", path.name)[-1] == repository)
-
-
 @pytest.fixture
 def without_bazel(built: Workspace, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """`stagec build` of a copy of the workspace, with Bazel's packages; the weights, which Bazel makes, are in it."""
     root = tmp_path / "copy"
     shutil.copytree(built.root, root, ignore=shutil.ignore_patterns("bazel-*"))
     shutil.copy(built.output("affine.safetensors"), root / "models")
-    packages = [packages_of(built, name) for name in ("stagec_python", "stagec_planning")]
+    packages = [built.fetched()[name] / "site-packages" for name in ("stagec_python", "stagec_planning")]
     variables = {
         "PYTHONPATH": os.pathsep.join(map(str, [*packages, COMPILER])),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),

@@ -82,9 +82,7 @@ class Workspace(NestedBazel):
             before=["env", f"STAGEC_PYTHON={self.root / python}"],
         )
         assert done.returncode == 0, done.stderr
-        external = Path(self.run("info", "output_base").stdout.strip()) / "external"
-        # Bazel's own part of the name ends in ~ or +, where there is one.
-        folders = {re.split("[+~]", path.name)[-1]: path for path in external.iterdir() if path.is_dir()}
+        folders = self.fetched()
         versions = {
             package: pinned(folders["stagec_locks"] / "compiler" / f"{name}.lock", package)
             for name, package in LOCKS.items()

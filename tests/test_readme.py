@@ -37,9 +37,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NestedBazel]:
 
 
 def ran(script: str, user: NestedBazel) -> str:
-    """What a script of the workspace prints, where stagec and the packages of the tests are."""
-    path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
-    env = {"PYTHONPATH": os.pathsep.join(path)}
+    """What a script of the workspace prints, where stagec and the packages of the build are."""
+    env = {"PYTHONPATH": os.pathsep.join([str(COMPILER), str(user.fetched()["stagec_python"] / "site-packages")])}
     words = [sys.executable, "-B", "-s", script]
     done = subprocess.run(words, cwd=user.root, env=env, capture_output=True, text=True)
     assert done.stderr == ""
