@@ -223,8 +223,8 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     options += ["--architecture", architecture] if architecture else []
     options += ["--groups=" + group for group in getattr(repository_ctx.attr, "groups", [])]
     if hasattr(repository_ctx.attr, "_version"):
-        # Of stagec's files, this one and its table of builds alone are watched: an edit of another takes time at the start of a process, and not
-        # an installation of all packages.
+        # Of stagec's files, this one and its table of builds alone are watched: an edit of another takes time at the
+        # start of a process, and not an installation of all packages.
         options += ["--stagec", watched_path(repository_ctx, repository_ctx.attr._version).dirname.dirname.dirname]
         watched_path(repository_ctx, repository_ctx.attr._known_builds)
     doing = "looking for the wheels of %s" % display

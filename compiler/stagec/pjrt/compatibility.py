@@ -1,8 +1,8 @@
 """Differences between the versions of jaxlib that stagec works with: its internal interface moves with each release.
 
-Tested whole: 0.10.2 (the one that the locks pin) and 0.12.0. Of each release, with each Python, one executable was made
-and run (building/examination.py); those builds alone compile for a target (patches/known_builds.py). jaxlib is
-imported when it is asked for, not with this module: a compile command sets its environment first.
+Tested whole: 0.10.2 and 0.12.0. Of each release, with each Python, one executable was made and run
+(building/examination.py); a build does the same with another one before it compiles. jaxlib is imported when it is
+asked for, not with this module: a compile command sets its environment first.
 """
 
 from __future__ import annotations
