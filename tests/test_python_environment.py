@@ -246,7 +246,7 @@ def test_packages_are_installed_compiled_and_fingerprinted(tmp_path: Path, words
     assert not (site_packages / "tiny_tools" / "tests" / "__pycache__").exists()
     assert len((tmp_path / "out" / "fingerprint.txt").read_text()) == 65
     left = {path.name for path in (tmp_path / "out").iterdir()}
-    assert left == {"fingerprint.txt", "note.txt", "packages.json", "site-packages"}
+    assert left == {"fingerprint.txt", "note.txt", "packages.json", "site-packages", "unknown.txt"}
     assert (tmp_path / "out" / "note.txt").read_text() == ""
     assert result.stdout.startswith(
         "installing 1 package of " if words else "installing models/requirements.lock with pip"

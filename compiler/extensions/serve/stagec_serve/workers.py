@@ -170,10 +170,23 @@ class Workers:
             await asyncio.sleep(_LOOK)
         try:
             await self.agree({"kind": "bundle", "weights": {}, "unloaded": []})
-            await self._workers[0].link.ask("present")
+            while not await self._presented():
+                await asyncio.sleep(_LOOK)
             await started()
         except (StagecError, Refusal) as error:
             self._fail(str(error))
+
+    async def _presented(self) -> bool:
+        """Let a worker say that all are ready; return whether it did: it may end before its answer."""
+        if not self.ready:
+            return False
+        try:
+            await self._workers[0].link.ask("present")
+        except RequestError as error:
+            if str(error) != _GONE:
+                raise
+            return False
+        return True
 
     def _fail(self, text: str) -> None:
         if not self._failed.done() and not self.ending:
