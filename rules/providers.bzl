@@ -15,8 +15,8 @@ PythonEnvironmentInfo = provider(
         "site_packages": "File: the source directory that holds the packages. Bazel does not look at what is in it.",
         "fingerprint": "File: a digest of the packages' files and the ABI. It is an input of every action that uses them, " +
                        "so that the action runs again when they change.",
-        "examined": "list of File: the rows of libraries in it that stagec does not know (examination.bzl), inputs as well; " +
-                    "their folders are on the import path.",
+        "examined": "list of File: the rows of libraries in it that stagec does not know (examination.bzl). They are inputs of " +
+                    "actions whose manifest says `examined = \"here\"`, with their folders on the import path.",
         "packages": "File: the interpreter's version, and name, version, file name and SHA-256 of every package's wheel, " +
                     "as JSON.",
     },
@@ -84,7 +84,7 @@ AotExportInfo = provider(
         "description": "File: what it was made from, as JSON.",
         "profile": "File: the seconds that each phase of making it took, as JSON. No action reads it.",
         "spec": "File: the function's spec, as JSON.",
-        "follows_cpu": "bool: whether what is made of it follows the CPU of the machine that builds.",
+        "examined": "string: `examined` of its manifest.",
         "sources": "depset of File: what tracing imports and reads.",
         "looked": "struct of File: names and imports, what AotImportsInfo has of it; None where nobody read its imports.",
         "import_roots": "list of string: import roots, relative to the folder that holds all repositories.",
@@ -114,6 +114,7 @@ AotExecutableInfo = provider(
         "platform": "string: the target's platform: cpu, cuda, rocm or tpu.",
         "plugin": "PythonEnvironmentInfo: the compiler of the platform; None for cpu.",
         "environment": "PythonEnvironmentInfo: what compiled it instead of the toolchain's; None: the toolchain's.",
+        "examined": "string: `examined` of its manifest.",
         "spec": "File: the executable's spec, as JSON.",
     },
 )

@@ -32,7 +32,7 @@ def toolchain_info(ctx, interpreter = None, packages_are_inputs = True, workers 
         entry = entry,
         start = ctx.file._start,
         import_root = package_folder.rpartition("/")[0] or ".",
-        inputs = depset([environment.site_packages, environment.fingerprint] + environment.examined, transitive = [sources]),
+        inputs = depset([environment.site_packages, environment.fingerprint], transitive = [sources]),
         sources = sources,
         packages_are_inputs = packages_are_inputs,
         environment_tool = ctx.attr.environment[DefaultInfo].files_to_run,
@@ -99,16 +99,19 @@ _WORKER = {
     "supports-workers": "1",
 }
 
-def follows_cpu(spec):
-    """Whether what is made of a spec follows the CPU of the machine that builds, as with `examined = "none"`.
+def examined_by(spec):
+    """Whose examination lets an action change a compiler's code.
 
     Args:
       spec: string, the spec of a function or an executable.
 
     Returns:
-      bool.
+      string: `examined` of its manifest, which is "here", "project" or "none".
     """
-    return "\"examined\":\"none\"" in spec
+    for value in ["none", "project"]:
+        if "\"examined\":\"%s\"" % value in spec:
+            return value
+    return "here"
 
 def compiler_action(
         ctx,
@@ -125,7 +128,7 @@ def compiler_action(
         sandbox = True,
         environment = None,
         extension = None,
-        follows_cpu = False,
+        examined = "",
         toolchain = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
@@ -153,8 +156,9 @@ def compiler_action(
         of the toolchain's environment is in the action's key then. None: the toolchain's.
       extension: the extension that has the command, or the function's frontend, as extension_of returns it; None: the
         compiler has it. An edit in an extension runs no action without it again.
-      follows_cpu: what the function of that name returns: whether the result follows the CPU of the machine that builds.
-        No key has that, so another machine must not get the result from a cache.
+      examined: of an action that compiles or traces, what `examined_by` returns. With "here", the rows of libraries that
+        stagec does not know are inputs. With "none", the result follows the CPU of the machine that builds: no key has
+        that, so no other machine gets the result from a cache.
       toolchain: StagecToolchainInfo; None: that of TOOLCHAIN_TYPE.
     """
     stagec = toolchain or ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -199,15 +203,15 @@ def compiler_action(
         packages = packages[1:]
         python_path[0] = python.execution_packages + "/site-packages"
         env["STAGEC_FINGERPRINT"] = python.fingerprint.path
-    rows = [row for one in environments for row in one.examined]
+    rows = [row for one in environments for row in one.examined] if examined == "here" else []
     python_path += [row.dirname for row in rows]
 
     # An action counts as one core, and may use all. XLA compiles most of a large function in a pool of threads: alone, it
     # takes the free cores, and of many actions Bazel starts one for each core. Bound to a core each, they would leave cores
     # idle at the end of a build.
     requirements = {"block-network": "1"}
-    if follows_cpu:
-        requirements["no-remote-cache"] = "1"
+    if examined == "none":
+        requirements["no-cache"] = "1"
     if not sandbox:
         requirements["no-sandbox"] = "1"
     if stagec.workers and worker:
@@ -223,7 +227,7 @@ def compiler_action(
         ),
         outputs = outputs,
         unused_inputs_list = unread,
-        tools = stagec.tools + [environment[DefaultInfo].files_to_run if environment else stagec.environment_tool] +
+        tools = stagec.tools + rows + [environment[DefaultInfo].files_to_run if environment else stagec.environment_tool] +
                 ([extension.tool] if extension else []),
         env = dict(dict(env, **ENVIRONMENT), **{
             "LC_ALL": "C.UTF-8",

@@ -159,6 +159,8 @@ def test_a_version_that_does_not_fit_stagecs(locking: Locking) -> None:
         ("3.14", "jaxlib=={3.12}\n", "3.11", "3.12"),
         ("3.14", "jaxlib=={3.11}\n", "3.12", "3.11"),
         ("3.14", "jaxlib==0.11.1\n", None, "3.12"),
+        ("3.14", "jax=={3.11}\n", "3.12", "3.11"),
+        ("3.14", "jax=={3.11}\njaxlib\n", None, "3.11"),
     ],
 )
 def test_the_python_decides_with_which_packages_of_stagecs(

@@ -28,6 +28,8 @@ def _aot_bundle_addition_impl(ctx):
     arguments.add_all(ctx.attr.targets, before_each = "--target")
     arguments.add_all(packages, before_each = "--packages")
     weights = []
+    if ctx.files.weights and not ctx.attr.reuse:
+        fail("%s: weights are for reuse = True; compiling reads none" % ctx.label)
     if ctx.attr.reuse:
         folder = name + ".weights"
         weights = [_link(ctx, file, folder) for file in ctx.files.weights]
@@ -42,6 +44,7 @@ def _aot_bundle_addition_impl(ctx):
         inputs = depset([ctx.file.bundle] + packages + weights),
         outputs = [bundle, statement, sbom],
         plugin = plugin,
+        examined = "here",  # the bundle says whether it takes such a row
         worker = False,
         environment = ctx.attr.environment,
     )

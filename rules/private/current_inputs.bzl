@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonSourcesInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "packages_word", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "examined_rows", "packages_word", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
 
 CURRENT_INPUTS = {
     "bundle": attr.string(doc = "The manifest's name.", mandatory = True),
@@ -78,8 +78,9 @@ def current_inputs_program(ctx, command, before = "", extensions = []):
     body = before + "cd \"${BUILD_WORKING_DIRECTORY:-.}\"\nexec " + line + "\n"
     extensions = extensions + [one.extension for one in exports if one.extension][:1]
     path = [] if "{plugins}" in command else plugins.values()
-    script = write_stagec_launcher(ctx, stagec, body, path, extensions = extensions)
-    files = [inputs] + [one.spec for one in executables]
+    rows = examined_rows(exports, [stagec.environment] + path)
+    script = write_stagec_launcher(ctx, stagec, body, path, extensions = extensions, examined = rows)
+    files = rows + [inputs] + [one.spec for one in executables]
     for one in exports:
         files += [one.spec, one.exported, one.description] + ([one.lowered] if one.lowered else [])
     return [DefaultInfo(

@@ -22,6 +22,7 @@ def _examine(ctx, platform, **given):
         inputs = depset(ctx.files._targets),
         outputs = [row],
         worker = False,
+        examined = "here",
         **given
     )
     return [DefaultInfo(files = depset([row]))]

@@ -1,7 +1,7 @@
 """One exported function, compiled for one target."""
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonEnvironmentInfo")
-load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action", "follows_cpu")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action", "examined_by")
 load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:launcher.bzl", "label_of")
 load("//rules/private:platforms.bzl", "MNEMONICS", "PLUGINS")
@@ -103,7 +103,7 @@ def _aot_executable_impl(ctx):
             outputs = outputs.values(),
             plugin = packages,
             environment = ctx.attr.environment,
-            follows_cpu = follows_cpu(ctx.attr.spec),
+            examined = examined_by(ctx.attr.spec),
         )
     arguments = ctx.actions.args()
     arguments.add(hlo_after)
@@ -147,6 +147,7 @@ def _aot_executable_impl(ctx):
             platform = platform,
             plugin = plugin,
             environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else None,
+            examined = examined_by(ctx.attr.spec),
             spec = spec,
         ),
     ]

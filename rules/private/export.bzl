@@ -1,7 +1,7 @@
 """One function, traced and exported."""
 
 load("//rules:providers.bzl", "AotExportInfo", "AotImportsInfo", "PythonEnvironmentInfo")
-load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action", "follows_cpu")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action", "examined_by")
 load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:imports.bzl", "execution_root_folders", "import_roots_of")
 load("//rules/private:python_library.bzl", "python_imports", "sources_of")
@@ -71,7 +71,7 @@ def _aot_export_impl(ctx):
             sources = sources,
             looked = looked,
             extension = extension,
-            follows_cpu = follows_cpu(ctx.attr.spec),
+            examined = examined_by(ctx.attr.spec),
         )
     return [
         DefaultInfo(files = depset([exported])),
@@ -81,7 +81,7 @@ def _aot_export_impl(ctx):
             exported = exported,
             lowered = lowered,
             plugin = plugin,
-            follows_cpu = follows_cpu(ctx.attr.spec),
+            examined = examined_by(ctx.attr.spec),
             description = description,
             profile = profile,
             spec = spec,

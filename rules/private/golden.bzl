@@ -32,7 +32,7 @@ def _aot_golden_impl(ctx):
         sources = export.sources,
         looked = export.looked,
         extension = export.extension,
-        follows_cpu = export.follows_cpu,
+        examined = export.examined,
     )
     return [
         DefaultInfo(files = depset([golden])),

@@ -31,6 +31,7 @@ def _key(ctx, export, executable, committed):
         plugin = export.plugin,
         sources = export.sources,
         looked = export.looked,
+        examined = export.examined,
     )
     return key
 
@@ -39,7 +40,8 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
 
     Args:
       ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
-      executable: struct or AotExecutableInfo: `name`, `spec` (File), `platform`, and `plugin` (PythonEnvironmentInfo or None).
+      executable: struct or AotExecutableInfo: `name`, `spec` (File), `platform`, `examined`, and `plugin`
+        (PythonEnvironmentInfo or None).
       key: File, what JAX looks it up by, which has the module to compile.
       machines: list of string, fingerprints of machines to name it for.
       series: string, what all those have in common that one process may compile, one after the other; "" for a process of
@@ -69,6 +71,7 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
         inputs = depset([executable.spec, key]),
         outputs = [compiled, names],
         plugin = executable.plugin,
+        examined = executable.examined,
     )
     return struct(
         name = executable.name,
@@ -78,6 +81,7 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
         key = key,
         platform = executable.platform,
         plugin = executable.plugin,
+        examined = executable.examined,
     )
 
 def jax_cache_folder(ctx, manifest, entries):

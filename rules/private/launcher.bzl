@@ -124,11 +124,11 @@ def environment_files(environments):
     Returns:
       list of File.
     """
-    files = [file for one in environments for file in [one.site_packages, one.fingerprint] + one.examined]
+    files = [file for one in environments for file in (one.site_packages, one.fingerprint)]
     return files + [file for one in environments if one.emulated for file in one.emulated.files.to_list()]
 
 def packages_word(environment, workspace_name):
-    """A word of bash: the folder of an environment's packages, and of rows beside it, as PYTHONPATH has them.
+    """A word of bash: the folder of an environment's packages.
 
     Args:
       environment: PythonEnvironmentInfo; a launcher's runfiles have it.
@@ -137,12 +137,21 @@ def packages_word(environment, workspace_name):
     Returns:
       string.
     """
-    return ":".join([_folder_word(environment.site_packages, workspace_name)] + _rows_words([environment], workspace_name))
+    return _folder_word(environment.site_packages, workspace_name)
 
-def _rows_words(environments, workspace_name):
-    """Words of bash: the folders of the rows of libraries that stagec does not know."""
-    rows = [row for one in environments for row in one.examined]
-    return ["\"$(dirname %s)\"" % _folder_word(row, workspace_name) for row in rows]
+def examined_rows(artifacts, environments):
+    """The rows that making artifacts again takes: of libraries that stagec does not know.
+
+    Args:
+      artifacts: list of AotExportInfo and AotExecutableInfo.
+      environments: list of PythonEnvironmentInfo that make them.
+
+    Returns:
+      list of File; empty if their manifest takes no such row.
+    """
+    if not [one for one in artifacts if one.examined == "here"]:
+        return []
+    return {row: None for one in environments for row in one.examined}.keys()
 
 def _folder_word(file, workspace_name):
     """A word of bash: where a file or folder of the runfiles is."""
@@ -161,7 +170,7 @@ def plugin_words(plugins, workspace_name):
       string.
     """
     return " ".join([
-        "--plugin %s=%s" % (platform, _folder_word(plugin.site_packages, workspace_name))
+        "--plugin %s=%s" % (platform, packages_word(plugin, workspace_name))
         for platform, plugin in plugins.items()
     ])
 
@@ -193,7 +202,7 @@ def write_stagec_launcher(ctx, stagec, body, plugins, environment = None, extens
       environment: PythonEnvironmentInfo that it runs in instead of the toolchain's; or None.
       extensions: list of the extensions that it uses, as extension_of returns them. The rule puts their sources into the
         runfiles.
-      examined: list of PythonEnvironmentInfo of which it needs no packages, and what was examined of their libraries.
+      examined: list of File: the rows that it takes, as examined_rows returns them. The rule puts them into the runfiles.
 
     Returns:
       File.
@@ -222,7 +231,7 @@ def write_launcher(ctx, import_roots, env, body, environments, examined = []):
       File.
     """
     folders = [packages_word(environment, ctx.workspace_name) for environment in environments]
-    folders += _rows_words(examined, ctx.workspace_name)
+    folders += ["\"$(dirname %s)\"" % _folder_word(row, ctx.workspace_name) for row in examined]
     python_path = ":".join(folders + ["\"$runfiles\"/" + shell_quote(root) for root in import_roots])
     script = ctx.actions.declare_file(ctx.label.name)
     ctx.actions.write(

@@ -83,9 +83,9 @@ def tested_with(sets: Sequence[tuple[str, str, str]], here: str, requirements: P
         Sources(requirements, Path(own), Path(pins)) for python, own, pins in sets if _minor(python) <= _minor(here)
     ]
     for file in (requirements, kept):
-        jaxlib = _versions(file).get("jaxlib") if file else None
+        named = _versions(file) if file else {}
         for sources in fitting:
-            if jaxlib == _versions(sources.pins)["jaxlib"]:
+            if (named.get("jaxlib") or named.get("jax")) == _versions(sources.pins)["jaxlib"]:
                 return sources
     return fitting[0]
 

@@ -45,12 +45,13 @@ def locked_releases(repository_ctx, lock):
     return releases.keys()
 
 def _chosen(repository_ctx):
-    """The set with the jaxlib of the workspace's own lock, else the newest that the Python of actions has wheels for."""
+    """The set with a jaxlib of the workspace's own lock, else the newest that the Python of actions has wheels for."""
+    sets = [_NEWEST, _FOR_ALL]
     if repository_ctx.attr.lock:
         own = locked_releases(repository_ctx, repository_ctx.attr.lock)
-        for labels in [_NEWEST, _FOR_ALL]:
-            if locked_releases(repository_ctx, labels["lock"]) == own:
-                return labels
+        fitting = [labels for labels in sets if locked_releases(repository_ctx, labels["lock"])[0] in own]
+        if len(fitting) == 1:
+            return fitting[0]
     declared = declared_interpreter(repository_ctx.attr)
     version = declared.version or find_python(repository_ctx, declared).version
     numbers, newest = [[int(part) for part in text.split(".")[:2]] for text in [version, NEWEST_FROM]]

@@ -52,6 +52,7 @@ def _aot_programs_impl(ctx):
                 spec = spec,
                 platform = _platform(target),
                 plugin = plugin,
+                examined = "here",
             )
 
             # One process compiles hundreds of small programs, one after the other. To start takes it as long as to compile some:

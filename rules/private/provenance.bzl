@@ -2,6 +2,7 @@
 
 load("//rules:providers.bzl", "AotBundleInfo", "AotJaxCacheInfo", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
+load("//rules/private:launcher.bzl", "examined_rows")
 
 def _source_word(file):
     """The word that names a source: its path in the workspace, and where the action finds it."""
@@ -27,7 +28,7 @@ def _subject(target):
         option = "--layer",
         file = info.layer,
         exports = [],
-        executables = [struct(name = spec.basename[:-len(".spec.json")], spec = spec, plugin = specs[spec]) for spec in specs],
+        executables = [struct(name = spec.basename[:-len(".spec.json")], spec = spec, plugin = specs[spec], examined = "here") for spec in specs],
         sources = depset([one.key for one in info.entries]),
     )
 
@@ -52,7 +53,7 @@ def _aot_provenance_impl(ctx):
     for packages in {packages: None for packages in lists}:
         arguments.add("--packages", packages)
         inputs.append(packages)
-    for row in {row: None for one in environments for row in one.examined}:
+    for row in examined_rows(exports + executables, environments):
         arguments.add("--examined", row)
         inputs.append(row)
     for one in exports + executables:

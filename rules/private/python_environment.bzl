@@ -283,7 +283,7 @@ def _python_environment_impl(repository_ctx):
     display = workspace_path(repository_ctx.attr.lock)
     installed = _install(repository_ctx, lock, display, declared, uv, "", architecture, emulated)
     if installed.problem:
-        fail(installed.problem + ((_FOR_AARCH64 if emulated else _ANOTHER_PYTHON) if installed.no_wheel else ""))
+        fail(installed.problem + ((_FOR_AARCH64 if emulated and "jaxlib" in installed.problem else _ANOTHER_PYTHON) if installed.no_wheel else ""))
 
 _INSTALLER = {
     "python": attr.label(
@@ -378,8 +378,8 @@ def _environment_impl(ctx):
     return [
         # The digest alone stands for the packages in the key of a worker: Bazel 4 cannot distinguish directories there.
         DefaultInfo(
-            files = depset([ctx.file.fingerprint] + ctx.files.examined),
-            runfiles = ctx.runfiles(files = [ctx.file.site_packages, ctx.file.fingerprint] + ctx.files.examined),
+            files = depset([ctx.file.fingerprint]),
+            runfiles = ctx.runfiles(files = [ctx.file.site_packages, ctx.file.fingerprint]),
         ),
         PythonEnvironmentInfo(
             interpreter = ctx.attr.interpreter,

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "examined_rows", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
 
 def _aot_reproducibility_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -39,9 +39,10 @@ def _aot_reproducibility_test_impl(ctx):
     words = "@%s %s" % (shell_quote(arguments.short_path), plugin_words(plugins, ctx.workspace_name))
     body = "cd \"$workspace\"\nexec {stagec} reproduce %s \"$@\"\n" % words
     extensions = [export.extension for export in traced if export.extension][:1]
-    script = write_stagec_launcher(ctx, stagec, body, [], environment, extensions, plugins.values())
+    rows = examined_rows(traced + executables + entries, [environment] + plugins.values())
+    script = write_stagec_launcher(ctx, stagec, body, [], environment, extensions, rows)
     runfiles = ctx.runfiles(
-        files = files + [arguments] + environment_files([environment] + plugins.values()),
+        files = files + rows + [arguments] + environment_files([environment] + plugins.values()),
         transitive_files = depset(
             transitive = [stagec.sources] + [used.sources for used in extensions] + [export.sources for export in traced],
         ),

@@ -113,6 +113,7 @@ def test_it_examines_it_once(tmp_path: Path) -> None:
     (folder / known_builds.HERE).write_text(json.dumps([row], indent=1))  # the row is in the keys
     assert other.build() > {"action export m.shift", "action compile m.shift.cpu"}
 
+    other.shell("stagec add-jaxlib stagec-out/m.aot --output /dev/null")
     other.replace("models/m.toml", "[manifest]\n", '[manifest]\nexamined = "project"\n')
     refused = other.run()
     assert refused.returncode

@@ -180,12 +180,26 @@ def _examined_environment_test_impl(ctx):
     return verdict(
         ctx,
         difference("rows", [row.basename for row in environment.examined], [_ROW]) +
-        difference("what a worker's key has", names(ctx.attr.target.files), ["data.txt", _ROW]),
+        difference("what a worker's key has", names(ctx.attr.target.files), ["data.txt"]),
+    )
+
+def _examined_by_nobody_here_test_impl(ctx):
+    action = only_action(ctx.attr.target, "StagecCompile")
+    return verdict(ctx, difference("rows", [file.basename for file in action.inputs.to_list() if file.basename == _ROW], []))
+
+def _examined_here_test_impl(ctx):
+    action = only_action(ctx.attr.target, "StagecCompile")
+    return verdict(
+        ctx,
+        difference("rows", [file.basename for file in action.inputs.to_list() if file.basename == _ROW], [_ROW]) +
+        difference("folders of rows", len([folder for folder in action.env["PYTHONPATH"].split(":") if "unknown_cpu" in folder]), 1),
     )
 
 examined_jaxlib_test = analysis_test(_examined_jaxlib_test_impl)
 examined_plugin_test = analysis_test(_examined_plugin_test_impl)
 examined_environment_test = analysis_test(_examined_environment_test_impl)
+examined_by_nobody_here_test = analysis_test(_examined_by_nobody_here_test_impl)
+examined_here_test = analysis_test(_examined_here_test_impl)
 
 def _text_problems(target, group, mnemonic, file):
     """How an output group is not one file, made by an action that has what compiling has as its inputs."""

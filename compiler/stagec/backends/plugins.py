@@ -118,11 +118,11 @@ def load(plugin: Plugin) -> Any:
     if unsuitable:
         raise CannotCompile(unsuitable)
     where, installed, fits = path(plugin), version(plugin), wanted(plugin)
-    # XLA's plugin interface accepts other versions, without promises about their results. For a release of jaxlib that
-    # has no row, no version fits but one that this build examined with it.
-    if not (f"{installed}.".startswith(f"{fits}.") if fits else known_builds.is_here(where)):
+    # XLA's plugin interface accepts other versions, without promises about their results. Which libtpu is for a release
+    # of jaxlib without a row, nothing says: the user's lock does.
+    if fits and not f"{installed}.".startswith(f"{fits}."):
         what = f"{plugin.distribution} {installed} is not for jaxlib {compatibility.version()}"
-        raise CannotCompile(what, "platform", _instead(plugin) if fits else "")
+        raise CannotCompile(what, "platform", _instead(plugin))
     if machine.machine() != "x86_64":
         raise CannotCompile(f"{plugin.distribution} runs on x86-64 machines only; this one is {machine.machine()}")
     from jaxlib import xla_client

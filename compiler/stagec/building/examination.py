@@ -246,7 +246,8 @@ def _compile(
                 text=True,
             )
             if done.returncode:
-                raise PatchError(f"a program does not compile or run as it should: {done.stdout}{done.stderr}".strip())
+                last = done.stderr.strip().rpartition("\n")[2] or f"its process ended with status {done.returncode}"
+                raise PatchError(f"a program does not compile or run as it should: {last}")
             said.append(done.stdout.strip())
     return said[0]
 

@@ -95,7 +95,7 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
         yield f"the module {called} is named {key.module}"
     if key.parts[jax_entries.JAXLIB] != compatibility.version().encode():
         yield f"it is of another jaxlib than {compatibility.version()}"
-    # A flag may name a file to write. It came from a process in which a model ran, so none is accepted.
+    # A flag may name a file to write. It came from a process in which a model ran, so only JAX's own is accepted.
     if key.parts[jax_entries.FLAGS] not in ({b"", _TPU_FLAG} if target.platform == "tpu" else {b""}):
         said = key.parts[jax_entries.FLAGS].decode(errors="replace")
         yield f"XLA_FLAGS or LIBTPU_INIT_ARGS was {said} where the model ran; write the target's compiler_options"

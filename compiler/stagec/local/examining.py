@@ -1,7 +1,7 @@
 """Libraries that stagec does not know: a build examines each once, in a process of its own, and keeps the row.
 
     examined/STATE              what a file is: "known", or the name of a folder beside it
-    examined/BUILD-SOURCES/     the row of a build, by its build-id and by stagec's own sources
+    examined/BUILD-OTHERS/      the row of a build, by its build-id and all that it was examined with
 
 These are below the folder of a store. A folder with a row is one of the folders of packages of actions: so it is in
 their keys.
@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,25 +36,34 @@ def row(
     packages: folders of packages; digest: what stands for them. runs: whether to examine it, if nobody did.
     Raises StagecError if it is not as the builds that stagec knows.
     """
-    files = (f"{folder}/{PLATFORMS[platform].file}" for folder in packages)
-    file = next(filter(os.path.isfile, files), None)
-    if file is None:  # an action says so
+    file, jaxlib = (
+        next(filter(os.path.isfile, (f"{folder}/{PLATFORMS[name].file}" for folder in packages)), None)
+        for name in (platform, "cpu")
+    )
+    if file is None or jaxlib is None:  # an action says so
         return "", ""
     # The state comes first: to read what is in a library, and to import what does so, takes a tenth of a second.
     folder = store.folder / "examined"
-    noted = folder / _sha256([state(file), digest])
+    libraries = os.environ.get("LD_LIBRARY_PATH", "")
+    noted = folder / _sha256([state(file), digest, libraries])
     with contextlib.suppress(OSError):
         kept = noted.read_text()
         if kept == _KNOWN or (folder / kept).is_dir():
             return ("" if kept == _KNOWN else str(folder / kept)), ""
     from stagec.patches import known_builds
+    from stagec.patches.machine_code import PatchError
 
-    build_id, is_known = known_builds.identity(Path(file))
+    try:
+        build_id, is_known = known_builds.identity(Path(file))
+        with_jaxlib, _ = known_builds.identity(Path(jaxlib))
+    except PatchError as error:
+        raise mistake(str(error), error.write) from error
     sources = str(actions.ENTRY.parent)
     of_stagec = [
         digests.of(f"{sources}/{path}") for path in environment.files_below(sources, (".py", ".json", ".toml"))
     ]
-    kept = _KNOWN if is_known else f"{build_id}-{_sha256(of_stagec)[:16]}"
+    with_what = [of_stagec, sys.version, with_jaxlib, libraries]  # the examination compiles with all of them
+    kept = _KNOWN if is_known else f"{build_id}-{_sha256(with_what)[:16]}"
     said = ""
     if not is_known and not (folder / kept).exists():
         if not runs:
@@ -80,8 +90,11 @@ def _examine(platform: str, packages: Sequence[str], folder: Path, kept: Path, n
         )
         if done.returncode:
             raise mistake(done.stderr.strip())
-        if not kept.exists():  # another build was faster
+        try:
             made.rename(kept)
+        except OSError:
+            if not kept.is_dir():  # else another build was faster
+                raise
 
 
 def _sha256(value: object) -> str:

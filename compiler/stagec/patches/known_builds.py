@@ -270,12 +270,6 @@ def identity(path: Path) -> tuple[str, bool]:
         return build_id, _row(code.library, build_id, rows()) is not None
 
 
-def is_here(path: Path) -> bool:
-    """Return whether a build examined the library in a file itself. Raises PatchError when it cannot be read."""
-    here = [row for row in rows_here() if row.library == path.name]
-    return bool(here) and _row(path.name, identity(path)[0], here) is not None
-
-
 def said(code: Code, wanted: str, examined: str) -> dict[str, str]:
     """Return what a description says of a library that has compiled, if not the project examined it. See `known`."""
     if examined == NOT_EXAMINED or not isinstance(build := known(code, wanted, examined), BuildHere):

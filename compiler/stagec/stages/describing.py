@@ -13,7 +13,7 @@ from stagec.backends import analysis
 from stagec.backends.compilation import CompiledModule, Hardware
 from stagec.bundle.description import Description, DeviceAssignment, Target
 from stagec.core.builds.compiler_options import described
-from stagec.core.builds.specs import NOT_EXAMINED, ExecutableSpec, Scalar, TargetSpec, target_spec
+from stagec.core.builds.specs import EXAMINED_HERE, ExecutableSpec, Scalar, TargetSpec, target_spec
 from stagec.core.builds.version import VERSION
 from stagec.core.messages import phases
 from stagec.pjrt import compatibility
@@ -89,10 +89,10 @@ def settings(target: TargetSpec) -> dict[str, Scalar]:
 
 
 def fields(target: TargetSpec) -> dict[str, Any]:
-    """Return the fields of a target, with a digest instead of a whole file; `examined` only if it is "none"."""
+    """Return the fields of a target, with a digest instead of a whole file; `examined` only if it is not "here"."""
     values = dataclasses.asdict(target)
     values["compiler_options"] = described(target.compiler_options)
-    if values["examined"] != NOT_EXAMINED:
+    if values["examined"] == EXAMINED_HERE:
         del values["examined"]
     if values.get("autotuning_results"):
         values["autotuning_results"] = hashlib.sha256(values["autotuning_results"].encode()).hexdigest()

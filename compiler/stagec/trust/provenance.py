@@ -129,7 +129,7 @@ def statement(
     manifest: its path in the workspace, and content; that of a layer is its programs.toml. specs: by artifact.
     sources: files and folders that tracing could read, by path in the workspace; of a layer, the keys.
     environments: the packages for planning, for staging, and for compiling for accelerators.
-    examined: build-ids of the libraries that the build examined, not the project, by the names of their files.
+    examined: the libraries that the build examined, not the project: names of files by build-ids.
     """
     manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
     resolved: list[dict[str, Any]] = [manifest_descriptor]

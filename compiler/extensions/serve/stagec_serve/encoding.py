@@ -42,8 +42,10 @@ _NEEDED = ("classification", "shared_memory")
 HEADER_LENGTH = "inference-header-content-length"
 
 _PARAMETERS = {...: object}
-INDEX, CHANGE = (json_shapes.shape(form) for form in ({"ready?": bool, "name?": str}, {"parameters?": _PARAMETERS}))
-"""The forms of a request for the index, and to load or unload a model."""
+INDEX = json_shapes.shape({"ready?": bool, "name?": str})
+"""The form of a request for the index."""
+CHANGE = json_shapes.shape({"parameters?": _PARAMETERS})
+"""The form of a request to load or unload a model."""
 _REQUEST = json_shapes.shape(
     {
         "inputs": [{"name": str, "shape": object, "datatype": str, "parameters?": _PARAMETERS, "data?": object}],

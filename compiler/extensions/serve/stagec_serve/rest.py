@@ -245,6 +245,7 @@ async def _write(cycle: Any, status: int, headers: Iterable[tuple[bytes, bytes]]
 
 
 _SMALL = 2**16
+"""Bytes of a body that is sent with its head."""
 
 
 def _json(value: object, status: int = 200) -> _Answer:

@@ -250,7 +250,7 @@ class Workers:
         if self._agreed is None:
             return
         try:
-            worker.link.tell("log", told)
+            self.log(told)
             async with self._lock:
                 is_same = await worker.link.ask("prepare", self._agreed) == self._digests
                 await self._end([worker], is_same)
@@ -295,9 +295,12 @@ class Workers:
             worker.link.tell("group", self.loading)
 
     def log(self, text: str) -> None:
-        """Let a worker log an error: one that is ready, if there is one."""
-        for worker in sorted(self._workers.values(), key=lambda worker: not worker.is_ready)[:1]:
-            worker.link.tell("log", text)
+        """Let a worker that is ready log an error; where there is none, write it on stderr."""
+        ready = next((worker for worker in self._workers.values() if worker.is_ready), None)
+        if ready:
+            ready.link.tell("log", text)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     async def _asked(self, kind: str, value: Any) -> Any:
         match kind:

@@ -44,7 +44,7 @@ def run(options: Options) -> Answer:
     specs = {artifact: read(path) for artifact, path in (split(text, 2) for text in options.spec)}
     sources = {source: Path(path) for source, path in (split(text, 2) for text in options.source)}
     rows = [row for path in options.examined for row in json.loads(read_text(path))]
-    examined = {row["library"]: row["build_id"] for row in sorted(rows, key=lambda row: row["build_id"])}
+    examined = {row["build_id"]: row["library"] for row in sorted(rows, key=lambda row: row["build_id"])}
     statement = provenance.statement(subject, (name, read(manifest)), specs, sources, environments, examined)
     write_whole(options.output, statement.encode())
     write_whole(options.sbom, sbom.bill_of_materials(subject, environments).encode())

@@ -37,7 +37,7 @@ EXAMINED_HERE, PROJECT, NOT_EXAMINED = "here", "project", "none"
 """`examined` of a target, and of what a model computes: whose examination lets a compiler's code be changed.
 
 "here": that of the project, or of the build itself where the project has none. "project": that alone. "none": no code
-is changed, and results follow the machine. A description says who did it: "here" where it was the build itself.
+is changed, and results follow the machine. The `versions` of a description say where it was the build itself.
 """
 FOLLOWS_MACHINE = f'"examined":"{NOT_EXAMINED}"'
 """What the JSON has of a spec, or of a part of it, whose results do; rules/toolchain.bzl looks for it too."""
@@ -348,8 +348,8 @@ def target_spec(data: Any) -> TargetSpec:
         kind = Aarch64Target
     if kind is None:
         raise ValueError("not a target")
-    # A description leaves it out where the project did it, as all did before there was a choice.
-    return _build(kind, {"examined": PROJECT, **data})
+    # A description leaves out the default, which most have.
+    return _build(kind, {"examined": EXAMINED_HERE, **data})
 
 
 def _build(kind: type[T], data: Any) -> T:
