@@ -108,10 +108,8 @@ def examined_by(spec):
     Returns:
       string: `examined` of its manifest, which is "here", "project" or "none".
     """
-    for value in ["none", "project"]:
-        if "\"examined\":\"%s\"" % value in spec:
-            return value
-    return "here"
+    described = json.decode(spec)
+    return described.get("target", described.get("computed_on", {})).get("examined", "here")
 
 def compiler_action(
         ctx,

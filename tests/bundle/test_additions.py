@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jaxlib
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, seed, settings, strategies as st
@@ -33,6 +34,7 @@ from stagec.bundle.archive import INDEX, Archive, encode, encode_index, pieces
 from stagec.bundle.functions import split
 from stagec.bundle.index import FUNCTIONS, order
 from stagec.bundle.writing import Member, extend
+from stagec.checking import crossing
 from stagec.core.builds import actions, releases
 from stagec.core.data import strict_json
 from stagec.core.data.reading import RegularFile
@@ -378,6 +380,13 @@ def test_results_that_say_nothing_are_not_taken(tmp_path: Path) -> None:
     _, first, *others = checked("add-jaxlib", of_another(*bundles, tmp_path / "y.aot"), *words).splitlines()
     assert first.startswith(f"m.eighth.cpu-sse42.jaxlib-{HERE} is compiled: result[0] has a largest error of ")
     assert others == said
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("float8_e4m3fn", 1 / 8), ("float8_e5m2", 1 / 4), ("float32", 1e-3)])
+def test_small_results_are_compared_with_the_largest_of_them(dtype: str, unit: float) -> None:
+    small = np.array([0.0625, 0.03125], getattr(ml_dtypes, dtype, dtype))
+    relative, absolute = crossing._tolerances(small, 0.5 if "8" in dtype else 1e-3)
+    assert (relative, absolute) == (unit, unit / 16)
 
 
 def test_an_older_executable_with_other_results_is_not(older: dict[str, Path], tmp_path: Path) -> None:

@@ -353,6 +353,7 @@ def test_a_worker_that_ended_is_not_asked_again(tmp_path: Path, monkeypatch: pyt
         action = actions.Action("x", "action export", [], [], ["stagec-out/x"])
         assert pool.run(action, [], pool.worker(action)).response.exit_code == 1
         assert not pool.is_idle(action)
+        assert pool.prepare([action])  # another one may start
 
 
 def test_a_mistake_is_said_once(built: Workspace) -> None:

@@ -4,6 +4,7 @@ Modules: `building/examination.py`, `cli/actions/examine.py`, `local/examining.p
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from stagec.building import examination
+from stagec.core.builds import specs
+from stagec.hardware import catalog
 from stagec.patches import elf, hash_seeds, known_builds, machine_code
+from stagec.stages import describing
 from tests.local.test_building import Workspace
 from tests.users import needs_isolation
 
@@ -113,11 +117,23 @@ def test_it_examines_it_once(tmp_path: Path) -> None:
     (folder / known_builds.HERE).write_text(json.dumps([row], indent=1))  # the row is in the keys
     assert other.build() > {"action export m.shift", "action compile m.shift.cpu"}
 
-    other.shell("stagec add-jaxlib stagec-out/m.aot --output /dev/null")
     other.replace("models/m.toml", "[manifest]\n", '[manifest]\nexamined = "project"\n')
     refused = other.run()
     assert refused.returncode
     assert f"libjax_common.so, of jaxlib {row['version']}, is not known: build-id {build_id}" in refused.stderr
+
+
+@pytest.mark.parametrize("examined", ["here", "project", "none"])
+def test_what_compiles_for_a_bundle_later_takes_the_same(examined: str) -> None:
+    """Such as `add-jaxlib`, which has a target from a description."""
+    target = dataclasses.replace(catalog.target("cpu-avx2"), examined=examined)
+    assert specs.target_spec(describing.fields(target)) == target
+
+
+def test_a_damaged_library_is_refused(tmp_path: Path) -> None:
+    refusal = with_jaxlib(tmp_path, lambda library: library.write_bytes(b"no library")).refusal()
+    assert "libjax_common.so cannot be read: " in refusal
+    assert "Traceback" not in refusal
 
 
 def test_what_is_not_as_known_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,9 @@ def difference(archive: Archive, name: str, target: str, bucket: Mapping[str, in
     """Run an executable that says it is this jaxlib's, and return how its results differ; "" if they do not.
 
     They are compared with the function's golden outputs, by its tolerances. Where the bundle has none for the bucket,
-    with what this jaxlib compiles from the exported artifact, on random arguments, by the tolerances of the dtypes. A
-    float of 8 bits or fewer may differ by a unit of its format. A result without a finite number says nothing: it
-    counts as another one.
+    with what this jaxlib compiles from the exported artifact, on random arguments, by the tolerances of the dtypes: of
+    a result's largest number, and of a float of 8 bits or fewer a unit of its format. A result without a finite number
+    says nothing: it counts as different.
     name: of the signature, as in the index. weights: the folder with the files of weights beside the bundle; None: its
     own. Raises LoadError if this machine cannot run the target.
     """
@@ -45,17 +46,27 @@ def difference(archive: Archive, name: str, target: str, bucket: Mapping[str, in
         args, kwargs = trials.structured(function, description, inputs)
         compiled = trials.results(description, Exported.deserialize(archive[entry["exported"]]).call(*args, **kwargs))
         allowed = map(tolerance, description.out_avals)
-        wanted = {path: (array, each, each) for (path, array), each in zip(compiled.items(), allowed, strict=True)}
+        wanted = {
+            path: (array, *_tolerances(array, each))
+            for (path, array), each in zip(compiled.items(), allowed, strict=True)
+        }
     given, _ = trials.call(function, inputs)
     if not wanted:
         return "it has no result that could be compared"
     for path, (array, rtol, atol) in wanted.items():
         if not np.isfinite(array.astype(np.complex128)).any():
             return f"on these arguments {path} has no number that could be compared"
-        # The usual tolerance is half of a number of so few bits.
-        bits = re.match(r"float[468]_e\dm(\d)", array.dtype.name)
-        unit = 2.0 ** -int(bits[1]) if bits else float("inf")
-        absolute, relative, ok = golden.errors(given.get(path), array, min(rtol, unit), min(atol, unit))
+        absolute, relative, ok = golden.errors(given.get(path), array, rtol, atol)
         if not ok:
             return f"{path} has a largest error of {absolute:.3g}, relative {relative:.3g}"
     return ""
+
+
+def _tolerances(array: np.ndarray[Any, Any], usual: float) -> tuple[float, float]:
+    """Return the relative and the absolute tolerance for a result; the usual one is of numbers around 1."""
+    # It is half of a number of so few bits.
+    bits = re.match(r"float[468]_e\dm(\d)", array.dtype.name)
+    relative = min(usual, 2.0 ** -int(bits[1])) if bits else usual
+    sizes = np.abs(array.astype(np.complex128))
+    largest = float(sizes[np.isfinite(sizes)].max(initial=0))
+    return relative, relative * min(largest, 1.0)

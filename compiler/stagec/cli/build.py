@@ -75,13 +75,17 @@ def _watch(options: Options, wanted: Wanted, pool: Pool) -> NoReturn:
         try:
             local = Local(wanted, pool)
             before = states(wanted, local.watched()) | before
-            _build(options, local).tell(options.json)
+            try:
+                _build(options, local).tell(options.json)
+            finally:
+                written |= local.written
             files = local.files()
-            written |= local.written
         except StagecError as error:
             sys.stderr.write(printable(f"{error}\n"))
         sys.stdout.flush()
-        while all(before.get(path) == now or path in written for path, now in states(wanted, before).items()):
+        while all(
+            before.get(path) == now or os.path.realpath(path) in written for path, now in states(wanted, before).items()
+        ):
             time.sleep(_EVERY)
 
 

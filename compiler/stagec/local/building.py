@@ -117,12 +117,14 @@ class Local:
         if artifacts:
             others = made.keys() - self.build.written.keys()
             files = {f"{artifacts}/{path.removeprefix(start)}": made[path][0] for path in others} | files
-        cached = _write_cache(jax_cache, self._store.read(made[self.build.jax_cache][0])) if jax_cache else []
+        self.written |= {os.path.realpath(path) for path in files}
+        if jax_cache:
+            cached = _write_cache(jax_cache, self._store.read(made[self.build.jax_cache][0]))
+            self.written |= {os.path.realpath(path) for path in cached}
         for file in self.build.beside:
             _link(self.root / self.folder / file, Path(os.path.dirname(output) or ".", file))
         for path, digest in files.items():
             self._store.write(digest, path)
-        self.written = {os.path.realpath(path) for path in (*files, *cached)}
 
     def watched(self) -> list[Path]:
         """Return the files that a build reads, and those that the plan names and are not there."""
@@ -275,7 +277,7 @@ def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
         if row["name"] in plan["jax_cache"]["executables"]
         and (not wanted.targets or row["spec"]["target"]["name"] in wanted.targets)
     }
-    if wanted.jax_cache:
+    if wanted.jax_cache and (cached or not plan["jax_cache"]["executables"]):
         what, write = "it has nothing for JAX's compilation cache", "write jax_cache = true in it (docs/with-jax.md)"
         lacking = [f"functions.{name}.jax_cache" for name in wanted.functions if name in {*names.values()} - cached]
         problems += [Problem(manifest, key, what, write) for key in (lacking if cached else ["jax_cache"])]
@@ -352,7 +354,7 @@ def _files(root: Path, name: str, said: str) -> Iterator[str]:
 
 
 def _write_cache(folder: str, tar: bytes) -> list[str]:
-    """Write JAX's compilation cache, and return its files. Those that only the index of before lists are removed."""
+    """Write JAX's compilation cache, and return its files. Files that only the previous index lists are removed."""
     from stagec.jaxcache import jax_entries
 
     index, old = f"{folder}/{jax_entries.INDEX}", set[str]()

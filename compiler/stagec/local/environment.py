@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.machinery
 import json
@@ -107,6 +108,7 @@ _CPU = re.compile(
 """What /proc/cpuinfo says of the kind of a CPU and of its flags, on x86-64 and on aarch64."""
 
 
+@functools.cache
 def cpu() -> str:
     """Return a digest of what XLA sees of this machine: the kind and the flags of its CPUs, and the number of cores."""
     lines = set[str]()

@@ -89,7 +89,7 @@ def _examine(platform: str, packages: Sequence[str], folder: Path, kept: Path, n
             words, env=environment.variables(packages), check=False, capture_output=True, text=True, cwd=scratch
         )
         if done.returncode:
-            raise mistake(done.stderr.strip())
+            raise mistake(done.stderr.strip() or f"the process that examines it ended with status {done.returncode}")
         try:
             made.rename(kept)
         except OSError:

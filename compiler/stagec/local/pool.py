@@ -86,7 +86,7 @@ class Pool:
         if not action.in_worker:
             return None
         kind = self._kind(action)
-        return self._idle[kind].pop() if self._idle[kind] else self._start(kind)
+        return self._idle[kind].pop() if self._has_idle(kind) else self._start(kind)
 
     def run(self, action: Action, inputs: Sequence[str], client: Client | None) -> Done:
         """Do an action, with the worker for it."""
@@ -96,13 +96,19 @@ class Pool:
         else:
             outputs = [*action.outputs, *([action.unread] if action.runs_model else [])]
             response = client.run(action.arguments, inputs, outputs)
-            if client.is_alive:
-                self._idle[self._kind(action)].append(client)
+            self._idle[self._kind(action)].append(client)
         return Done(response, time.monotonic() - started)
 
     def is_idle(self, action: Action) -> bool:
         """Return whether an action can be done without a new worker."""
-        return not action.in_worker or bool(self._idle[self._kind(action)])
+        return not action.in_worker or self._has_idle(self._kind(action))
+
+    def _has_idle(self, kind: _Kind) -> bool:
+        idle = self._idle[kind]
+        for client in [client for client in idle if not client.is_alive]:  # not in `run`, which is in threads
+            idle.remove(client)
+            self._number[kind] -= 1
+        return bool(idle)
 
     def may_start(self, action: Action, waiting: Sequence[Action], jobs: int) -> bool:
         """Return whether an action is worth a new worker.

@@ -1,6 +1,6 @@
 """Differences between the versions of jaxlib that stagec works with: its internal interface moves with each release.
 
-Tested whole: 0.10.2 and 0.12.0. Of each release, with each Python, one executable was made and run
+Tested whole: 0.10.2 and 0.12.0.1. Of each release, with each Python, one executable was made and run
 (building/examination.py); a build does the same with another one before it compiles. jaxlib is imported when it is
 asked for, not with this module: a compile command sets its environment first.
 """

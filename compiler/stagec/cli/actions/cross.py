@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stagec.cli.files import Answer, Options
 from stagec.cli.options import WEIGHTS
+from stagec.core.messages.errors import mistake
 from stagec.core.messages.refusal import Refusal
 
 OPTIONS = {
@@ -23,6 +24,8 @@ def run(options: Options) -> Answer:
     sizes = bucket(options.bucket)
     try:
         told = crossing.difference(Archive(options.bundle), options.function, options.target, sizes, options.weights)
+    except MemoryError as error:
+        raise mistake(f"memory is short: {error}") from error
     except Refusal as error:
         if error.code in (*golden.OTHER_MACHINE, "memory", "weights"):
             raise  # another machine, or with the weights, would say more

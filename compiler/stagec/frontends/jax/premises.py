@@ -162,10 +162,14 @@ def _described(value: Any, path: str, sources: Collection[str], seen: dict[int, 
             seen[id(value)] = value
             for base in value.__mro__[1:]:
                 yield from below(base, path)
+            members = getattr(value, "__members__", {}) if issubclass(value, enum.Enum) else {}
+            yield from below({name: member.value for name, member in members.items()}, path)
             for name, member in sorted(vars(value).items()):
                 is_code = isinstance(_inside(member), types.FunctionType | staticmethod | classmethod | property)
                 # Other descriptors, as of slots and the fields of a named tuple, say where an object has a value.
                 is_value = not name.startswith("__") and not inspect.isdatadescriptor(member)
+                # Of an enum, each Python has other members beside those.
+                is_value = is_value and not (issubclass(value, enum.Enum) and (name[0] == "_" or name in members))
                 if is_code or (is_value and name != "_abc_impl"):
                     yield name
                     yield from below(member, f"{path}.{name}")
