@@ -101,6 +101,7 @@ def test_the_locks_of_plugins_are_for_the_jaxlib_beside_them(folder: str, plugin
                 assert f"{version}.".startswith(f"{fitting.get(package, jaxlib)}."), package
     if folder == "newest":
         assert jaxlib == list(releases.known())[-1]
+        assert f"jaxlib=={jaxlib} " in (ROOT / "tests" / "newest.lock").read_text(), "with which all tests run"
 
 
 REFUSED = """
