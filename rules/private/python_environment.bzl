@@ -283,7 +283,10 @@ def _python_environment_impl(repository_ctx):
     display = workspace_path(repository_ctx.attr.lock)
     installed = _install(repository_ctx, lock, display, declared, uv, "", architecture, emulated)
     if installed.problem:
-        fail(installed.problem + ((_FOR_AARCH64 if emulated and "jaxlib" in installed.problem else _ANOTHER_PYTHON) if installed.no_wheel else ""))
+        # pip names jax first, which wants the same Python as jaxlib, and uv names both.
+        of_jax = "jax==" in installed.problem or "jaxlib" in installed.problem
+        advice = _FOR_AARCH64 if emulated and of_jax else _ANOTHER_PYTHON
+        fail(installed.problem + (advice if installed.no_wheel else ""))
 
 _INSTALLER = {
     "python": attr.label(
