@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,6 +46,16 @@ def install(device: Device, folder: Path) -> None:
         raise mistake(f"{compiler} does not compile the virtual driver: {done.stderr.strip()}")
     for name in LIBRARIES:
         (folder / name).symlink_to(library.name)
+
+
+def load() -> None:
+    """Load the driver into this process, before JAX is imported.
+
+    JAX's modules for CUDA load NVIDIA's own libraries where wheels have them, by their RPATH, which comes before
+    LD_LIBRARY_PATH. The first library of a name is the one that XLA gets.
+    """
+    for name in LIBRARIES:
+        ctypes.CDLL(name)
 
 
 def _attributes(device: Device) -> list[tuple[int, int]]:

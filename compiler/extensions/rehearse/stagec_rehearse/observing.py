@@ -39,7 +39,6 @@ from stagec.frontends.common import patched
 from stagec.frontends.jax import cache_keys
 from stagec.jaxcache import jax_entries
 from stagec_rehearse import FOLDER, running, standing_in
-from stagec_rehearse.driver import LIBRARIES
 from stagec_rehearse.values import Values, write
 
 if TYPE_CHECKING:
@@ -92,8 +91,6 @@ def start() -> None:
     if _IS_CUDA:
         compiler.backend_compile_and_load = functools.partial(_quickly, compiler.backend_compile_and_load)
         hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
-        for name in LIBRARIES:  # before JAX loads NVIDIA's own: the first of a name is the one that XLA gets
-            ctypes.CDLL(name)
     if _PLATFORM == "tpu":
         from stagec_rehearse.slices import Slice
 

@@ -31,6 +31,10 @@ class _AfterJax(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         spec = module.__spec__
         assert spec
         spec.loader = module.__loader__ = self._before
+        if os.environ["STAGEC_REHEARSAL_PLATFORM"] == "cuda":
+            from stagec_rehearse import driver
+
+            driver.load()
         self._before.exec_module(module)
         from stagec_rehearse import observing
 
