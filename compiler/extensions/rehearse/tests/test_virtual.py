@@ -7,15 +7,28 @@ Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_re
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import ALL, PROGRAMS, built, found_again, hits, run, stagec
+from compiler.extensions.rehearse.tests.processes import (
+    ALL,
+    EXTENSION,
+    PROGRAMS,
+    built,
+    found_again,
+    hits,
+    run,
+    stagec,
+)
 from stagec.hardware import cuda
 from stagec_rehearse import driver, programs
 from tests.backends.deviceless import installed
+from tests.building import COMPILER
 
 pytestmark = installed(jax_cuda13_pjrt="jax_plugins.xla_cuda13", nvidia_cuda_nvcc="nvidia.cu13.bin")
 TRAIN = """
@@ -193,6 +206,22 @@ def test_eight_devices(tmp_path: Path) -> None:
     (step,) = (program for program in listed.programs if program.name == "jit_step")
     assert (step.devices, step.runs) == (8, 2)
     assert "d" in step.shardings["0"]
+
+
+def test_the_driver_comes_before_the_wheels_of_nvidia(tmp_path: Path) -> None:
+    """As `pip install jax[cuda13]` has them: a module for CUDA loads the runtime beside it when JAX is imported."""
+    site = tmp_path / "site-packages"
+    plugin = importlib.util.find_spec("jax_cuda13_plugin")
+    assert plugin
+    assert plugin.origin
+    shutil.copytree(Path(plugin.origin).parent, site / "jax_cuda13_plugin")
+    library = site / "nvidia" / "cu13" / "lib" / "libcudart.so.13"
+    library.parent.mkdir(parents=True)
+    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", library], check=True)
+    path = os.pathsep.join([str(site), str(COMPILER), str(EXTENSION), *filter(None, sys.path)])
+    program = "import jax_cuda13_plugin, jax; print(jax_cuda13_plugin.__file__, jax.devices()[0].device_kind)"
+    told = rehearse(program, cwd=tmp_path, PYTHONPATH=path)
+    assert f"{site / 'jax_cuda13_plugin' / '__init__.py'} NVIDIA H100 80GB HBM3\n" in told
 
 
 def test_memory_is_that_of_the_device_and_costs_none_of_this_machine(tmp_path: Path) -> None:
