@@ -143,7 +143,8 @@ def test_damaged_code_is_read_or_refused(edits: list[tuple[int, int]], size: int
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
     """An executable for an H200, with its optimized HLO."""
-    compiled = compile_again(tmp_path_factory.mktemp("made"), "cuda", "h200", layer())
+    options = {"xla_gpu_enable_triton_gemm": True}  # for a product that is a kernel of XLA's
+    compiled = compile_again(tmp_path_factory.mktemp("made"), "cuda", "h200", layer(), compiler_options=options)
     return compiled.executable, compiled.hlo
 
 

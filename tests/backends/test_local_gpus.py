@@ -14,7 +14,6 @@ from stagec.backends.gpu import local_gpus, nvidia
 from stagec.core.builds.specs import GpuTarget
 from stagec.hardware import catalog
 from stagec.hardware.autotuning import read
-from stagec.pjrt import compatibility
 from stagec_insight import autotuning
 from tests.backends.test_cuda import results, with_plugin
 from tests.building import checked, stagec
@@ -74,15 +73,6 @@ def test_a_manifest_without_files_of_results(manifest: Path) -> None:
         f"{manifest}: targets: no function has a target with a file of results\n"
         '  write in a target with platform = "cuda", for example autotuning = "h200.autotune.textproto"\n',
     )
-
-
-def test_results_that_it_could_not_read(manifest: Path) -> None:
-    """It says so before it times anything, with the releases that write them."""
-    done = stagec("autotune", manifest)
-    new = compatibility.numbers() >= (0, 11, 2)
-    said = f"XLA of jaxlib {compatibility.version()} writes its results in a form that stagec does not read yet\n"
-    assert done.returncode == 2
-    assert (said + "  lock jax and its plugin before 0.11.2\n" == done.stderr) == new
 
 
 def test_another_device_than_the_targets() -> None:

@@ -107,8 +107,26 @@ def test_they_are_in_the_index(built: Path) -> None:
     found = Archive(built).index["functions"]["draw"]["golden"]
     assert found["bucket"] == {"n": 1}
     assert {path: row["aval"] for path, row in found["inputs"].items()} == {"args[0]": "u32[2]", "args[2]": "bf16[1,3]"}
-    outputs = {path: (row["aval"], row["rtol"], row["atol"]) for path, row in found["outputs"].items()}
-    assert outputs == {"result['key']": ("u32[2]", 0, 1e-6), "result['y']": ("f32[1,3]", 2**-11.5, 1e-6)}
+    outputs = {path: (row["aval"], row["atol"], "rtol" in row) for path, row in found["outputs"].items()}
+    assert outputs == {"result['key']": ("u32[2]", 1e-6, False), "result['y']": ("f32[1,3]", 1e-6, False)}
+
+
+@pytest.mark.parametrize(
+    ("aval", "platform", "usual"),
+    [
+        ("u32[2]", "tpu", 0),
+        ("f32[1,3]", "", 2**-11.5),
+        ("f32[1,3]", "cpu", 2**-11.5),
+        ("f32[1,3]", "cuda", 2**-5),  # TF32
+        ("c64[1,3]", "cuda", 2**-5),
+        ("f32[1,3]", "tpu", 2**-3.5),  # bfloat16
+        ("f64[1,3]", "cuda", 2**-26),
+        ("f16[1,3]", "tpu", 2**-5),
+    ],
+)
+def test_what_a_device_rounds_is_allowed(aval: str, platform: str, usual: float) -> None:
+    assert golden.tolerances({"aval": aval}, platform) == (usual, usual)
+    assert golden.tolerances({"aval": aval, "rtol": 3.0}, platform) == (3.0, usual)
 
 
 def test_executables_give_the_same(built: Path) -> None:
@@ -229,8 +247,8 @@ def test_a_result_has_its_own_tolerance(built: Path, tmp_path: Path) -> None:
     text = MANIFEST.partition("[functions.double]")[0].replace("atol = 1e-6 }", f"atol = 1e-6, outputs = {own} }}")
     (tmp_path / "m.toml").write_text(text)
     found = Archive(build("m.toml", tmp_path, tmp_path)).index["functions"]["draw"]["golden"]["outputs"]
-    outputs = {path: (row["rtol"], row["atol"]) for path, row in found.items()}
-    assert outputs == {"result['key']": (0, 3), "result['y']": (0.5, 1e-6)}
+    outputs = {path: (row.get("rtol"), row["atol"]) for path, row in found.items()}
+    assert outputs == {"result['key']": (None, 3), "result['y']": (0.5, 1e-6)}
     spec = json.loads((tmp_path / "m.draw.spec").read_text())
     spec["golden"]["outputs"] = {"result['x']": {"rtol": 1, "atol": None}}
     (tmp_path / "spec").write_text(json.dumps(spec))

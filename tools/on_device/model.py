@@ -1,4 +1,4 @@
-"""What a device is timed with: a product, a sum that reads much memory, and a layer with both."""
+"""What a device is timed with: a product, a sum that reads much memory, a layer with both, and a convolution."""
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,11 @@ def layer(params, x):
     hidden = jax.nn.gelu(x @ params["up"])
     out = x + hidden @ params["down"]
     return out * jax.lax.rsqrt((out.astype(jnp.float32) ** 2).mean(-1, keepdims=True) + 1e-6).astype(out.dtype)
+
+
+def convolved(x, w):
+    """A convolution, for which cuDNN has many engines."""
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def update(state, x):

@@ -18,8 +18,8 @@ from tests.building import ROOT
 
 HERE = Path(__file__).parent
 DECIDED = ROOT / "tests" / "accelerators" / "decided.toml"
-FUNCTIONS, CACHED = ("product", "stream", "layer"), ("product", "layer")
-"""Those that are timed, and those that have entries in JAX's compilation cache."""
+FUNCTIONS = ("product", "stream", "layer", "convolved")
+"""Those that are timed, by the steps or by `stagec autotune`."""
 KERNELS = ("triton", "mosaic")
 PROGRAMS = ("paged_decode",)
 """Programs of the extension `rehearse` that need JAX and NumPy alone."""

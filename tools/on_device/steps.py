@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 OK, WRONG, FAILED, SKIPPED = "as expected", "other than expected", "failed", "not tried"
 TIMED = ("product", "stream", "layer")
+TUNED = ("product", "layer", "convolved")
 DEVICE = "device.toml"
 """What the device says of itself."""
 
@@ -423,11 +424,13 @@ def autotune(folder: Path, out: Path, part: str) -> Iterator[Row]:
     kinds = ", ".join(sorted({kind for result in results for kind, _ in result.chosen}))
     told = f"{len(results)}: {kinds}" if results else "XLA timed nothing"
     raw = {"file": file.read_text()}
-    yield Row("stagec autotune", "results for product and layer", told, _verdict(bool(results)), raw)
+    asked = json.loads((folder / "inputs.json").read_text())["exports"]
+    names = [name for name in TUNED if f"on_device.{name}" in asked]
+    yield Row("stagec autotune", f"results for {', '.join(names)}", told, _verdict(bool(results)), raw)
     if not results:
         return
     bundle = _bundle(folder)
-    for name in ("product", "layer"):
+    for name in names:
         tuned = _tuned(folder, out, name, file.read_text())
         if isinstance(tuned, str):
             yield Row(name, "XLA finds all results, by the text of kernels", tuned, FAILED)
@@ -441,7 +444,7 @@ def autotune(folder: Path, out: Path, part: str) -> Iterator[Row]:
             for each in (bundle, stagec.load(tuned, policy="executable_only"))
         )
         times = {"before": before, "after": after}
-        yield Row(name, "no slower with results", f"{after / before:.2f}x", _verdict(after <= 1.05 * before), times)
+        yield Row(name, "no slower with results", f"{after / before:.3g}x", _verdict(after <= 1.05 * before), times)
 
 
 def _tuned(folder: Path, out: Path, name: str, results: str) -> Path | str:

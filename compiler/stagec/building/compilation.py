@@ -7,6 +7,7 @@ import functools
 import hashlib
 import shlex
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from stagec.stages.lowered import Lowered
 from stagec.stages.lowering import lower_exported
 from stagec.stages.shardings import NamedSharding
 
+_CONVOLUTION = '"__cudnn$conv'
 _EXPORT_WITH_AN_OLDER = "let the lock of the build have the oldest jax and jaxlib: newer ones read what it exports"
 
 
@@ -169,14 +171,17 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
     return {**source, **components.table(values)}
 
 
-def notice(compiled: Compiled, spec: ExecutableSpec) -> Problem | None:
-    """Return a warning about known defects of XLA that it was compiled around; None if there are none."""
-    avoided = compiled.description.avoided
-    if not avoided:
-        return None
-    options = ", ".join(dict.fromkeys(avoided.values()))
-    what = f"warning: jaxlib {compatibility.version()} has a defect that this program meets ({', '.join(avoided)})"
-    return Problem(spec.manifest, spec.key, f"{what}: it is compiled with {options}")
+def notices(compiled: Compiled, spec: ExecutableSpec) -> Iterator[Problem]:
+    """Yield warnings: known defects of XLA that it was compiled around, and convolutions that nobody has timed."""
+    if avoided := compiled.description.avoided:
+        options = ", ".join(dict.fromkeys(avoided.values()))
+        what = f"jaxlib {compatibility.version()} has a defect that this program meets ({', '.join(avoided)})"
+        yield Problem(spec.manifest, spec.key, f"warning: {what}: it is compiled with {options}")
+    target = spec.target
+    if target.platform == "cuda" and not target.autotuning_results and _CONVOLUTION in (compiled.hlo or ""):
+        what = "warning: a convolution that nobody has timed takes cuDNN's first engine: on an H100 15 ms, timed 0.06"
+        write = "name a file here, and write it where the device is: docs/accelerators.md#autotuning"
+        yield Problem(spec.manifest, f"targets.{target.name}.autotuning", what, write)
 
 
 def problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:

@@ -81,7 +81,7 @@ _FUNCTION = json_shapes.shape(
         "golden?": {
             "bucket": {...: int},
             "inputs": {...: _ARRAY},
-            "outputs": {...: {**_ARRAY, "rtol": float, "atol": float}},
+            "outputs": {...: {**_ARRAY, "rtol?": float, "atol?": float}},
         },
     }
 )

@@ -39,7 +39,7 @@ def difference(archive: Archive, name: str, target: str, bucket: Mapping[str, in
     if expected and expected["bucket"] == bucket:
         inputs = {path: golden.array_of(archive, row) for path, row in expected["inputs"].items()}
         wanted = {
-            path: (golden.array_of(archive, row), row["rtol"], row["atol"]) for path, row in expected["outputs"].items()
+            path: (golden.array_of(archive, row), *golden.tolerances(row)) for path, row in expected["outputs"].items()
         }
     else:
         inputs = trials.random_arguments(description, 0, function.weights)

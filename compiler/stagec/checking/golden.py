@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
 from stagec.checking import trials
 from stagec.core.builds import naming
-from stagec.core.sizes.avals import parse_aval
+from stagec.core.sizes.avals import parse_aval, tolerance
 from stagec.loader.bundle import Bundle
 from stagec.loader.loaded import Settings
 from stagec.pjrt import compatibility
@@ -143,18 +143,28 @@ def check(
 def _check(bundle: Bundle, archive: Archive, target: str, name: str, golden: dict[str, Any]) -> Iterator[Check]:
     inputs = {path: array_of(archive, row) for path, row in golden["inputs"].items()}
     results, _ = trials.call(trials.find(bundle, name), inputs)
-    yield from compared(golden, results, archive, name, target)
+    platform = archive.index["targets"][target]["platform"]
+    yield from compared(golden, results, archive, name, target, platform)
 
 
 def compared(
-    golden: dict[str, Any], results: trials.Arrays, archive: Archive, name: str, target: str
+    golden: dict[str, Any], results: trials.Arrays, archive: Archive, name: str, target: str, platform: str = ""
 ) -> Iterator[Check]:
-    """Yield the comparison of each result. golden: the signature's, in the index. name: of the signature."""
+    """Yield the comparison of each result. golden: the signature's, in the index. name: of the signature.
+
+    platform: where the results are from, if the machine code of a device made them.
+    """
     for path, row in golden["outputs"].items():
-        given, wanted, (rtol, atol) = results.get(path), array_of(archive, row), (row["rtol"], row["atol"])
+        given, wanted, (rtol, atol) = results.get(path), array_of(archive, row), tolerances(row, platform)
         absolute, relative, ok = errors(given, wanted, rtol, atol)
         worst = tuple(deviations(given, wanted, rtol, atol))
         yield Check(name, target, golden["bucket"], path, absolute, relative, atol, rtol, ok, worst)
+
+
+def tolerances(row: Mapping[str, Any], platform: str = "") -> tuple[float, float]:
+    """Return the relative and the absolute tolerance of a golden result, by its row in the index."""
+    usual = tolerance(parse_aval(row["aval"]), platform)
+    return row.get("rtol", usual), row.get("atol", usual)
 
 
 def array_of(archive: Archive, row: dict[str, Any]) -> NDArray[Any]:

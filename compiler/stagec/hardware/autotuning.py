@@ -32,6 +32,9 @@ _TOKEN = re.compile(
 )
 _DEVICE = re.compile(r"(.*), DNN version: (\d+)\.(\d+)\.(\d+)")
 
+_OTHER_FORM = (0, 11, 1)
+"""From this jaxlib on, XLA has a second form of the file, `entries { key { target { ...`, by digests of kernels."""
+
 Message: TypeAlias = "tuple[tuple[str, str | Message], ...]"
 """Fields in their order: name, and a message or a value as it is written (strings without quotes)."""
 
@@ -49,6 +52,11 @@ class Result:
     hlo: str
     version: int | None
     chosen: Message
+
+
+def form(jaxlib: tuple[int, ...]) -> dict[str, bool]:
+    """Return the option with which XLA of a jaxlib reads and writes results as `read` does: by the text of kernels."""
+    return {"xla_gpu_use_new_autotune_cache_format": False} if jaxlib >= _OTHER_FORM else {}
 
 
 def read(text: str, file: str = "") -> list[Result]:

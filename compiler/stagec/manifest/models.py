@@ -444,7 +444,9 @@ class Golden(Table):
     rtol: float | None = Field(
         None,
         ge=0,
-        description="Relative tolerance. Default: the square root of the dtype's epsilon; integers must be equal.",
+        description="Relative tolerance. Default: the square root of the dtype's epsilon; integers must be equal. "
+        "Where devices run executables, f32 and c64 have the epsilon of TF32 on GPUs of NVIDIA, and of bfloat16 on "
+        "TPUs: XLA rounds the factors of products to these.",
         examples=[1e-5],
     )
     atol: float | None = Field(None, ge=0, description="Absolute tolerance. Default: as for rtol.", examples=[1e-6])

@@ -22,9 +22,6 @@ from stagec.pjrt import compatibility
 _Files = dict[str, list[tuple[str, ExecutableSpec, GpuTarget]]]
 """Path of a file -> the executables of its targets: name of the exported artifact, spec, target."""
 
-_OTHER_RESULTS = (0, 11, 2)
-"""From this release on XLA writes another message: `entries { key { target ...`. To find it out takes minutes."""
-
 
 def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) -> dict[str, str]:
     """Compile all executables for targets with a file of results, on devices of this machine.
@@ -45,9 +42,6 @@ def autotune(path: str, roots: Sequence[str], progress: Progress | None = None) 
     if not files:
         write = 'write in a target with platform = "cuda", for example autotuning = "h200.autotune.textproto"'
         raise StagecError(Problem(path, "targets", "no function has a target with a file of results", write))
-    if compatibility.numbers() >= _OTHER_RESULTS:
-        what = f"XLA of jaxlib {compatibility.version()} writes its results in a form that stagec does not read yet"
-        raise mistake(what, f"lock jax and its plugin before {'.'.join(map(str, _OTHER_RESULTS))}")
     progress = progress or Progress("autotune")
     progress.total = sum(map(len, files.values()))
     local_gpus.prepare_process()

@@ -374,6 +374,25 @@ int cuGraphAddMemsetNode(void **node, void *graph, void **after, size_t n, const
 int cuGraphAddMemcpyNode(void **node, void *graph, void **after, size_t n, const void *parameters, void *context) {
   return (void)after, (void)n, (void)parameters, (void)context, add(node, graph, NULL);
 }
+
+/* What XLA captures of a stream is the work of a library, which does nothing here, and becomes a node of another graph. */
+
+static __thread void *capturing;
+int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *after, const void *edges, size_t n, int mode) {
+  return (void)stream, (void)after, (void)edges, (void)n, (void)mode, capturing = graph, OK;
+}
+int cuStreamEndCapture(void *stream, void **graph) { return (void)stream, *graph = capturing, capturing = NULL, OK; }
+int cuGraphGetRootNodes(void *graph, void **nodes, size_t *n) { return (void)graph, (void)nodes, *n = 0, OK; }
+int cuGraphAddChildGraphNode(void **node, void *graph, void **after, size_t n, void *child) {
+  (void)after, (void)n;
+  for (Node *each = ((Node *)child)->next; each; each = each->next)
+    if (each->kernel) add(node, graph, each->kernel);
+  return add(node, graph, NULL);
+}
+int cuGraphExecChildGraphNodeSetParams(void *graph, void *node, void *child) {
+  return (void)graph, (void)node, (void)child, OK;
+}
+
 int cuGraphAddEmptyNode(void **node, void *graph, void **after, size_t n) { return (void)after, (void)n, add(node, graph, NULL); }
 int cuGraphKernelNodeSetAttribute(void *node, int attribute, const void *value) {
   return (void)node, (void)attribute, (void)value, OK;
@@ -448,6 +467,48 @@ int cublasDestroy_v2(void *library) { return (void)library, OK; }
 int cublasSetStream_v2(void *library, void *stream) { return (void)library, (void)stream, OK; }
 int cublasLtCreate(void **library) { return *library = handle(), OK; }
 int cublasLtDestroy(void *library) { return (void)library, OK; }
+
+/* cuBLASLt has one algorithm for each product, which does nothing, as other kernels do. */
+
+typedef struct {
+  uint64_t algorithm[8];
+  size_t workspace;
+  int status;
+  float waves;
+  int reserved[4];
+} Heuristic;
+int cublasLtMatmulDescCreate(void **made, int compute, int scale) { return (void)compute, (void)scale, *made = handle(), OK; }
+int cublasLtMatmulDescDestroy(void *product) { return (void)product, OK; }
+int cublasLtMatmulDescSetAttribute(void *product, int which, const void *value, size_t size) {
+  return (void)product, (void)which, (void)value, (void)size, OK;
+}
+int cublasLtMatmulDescGetAttribute(void *product, int which, void *value, size_t size, size_t *written) {
+  (void)product, (void)which;
+  if (written) *written = size;
+  return memset(value, 0, size), OK;
+}
+int cublasLtMatrixLayoutCreate(void **made, int type, uint64_t rows, uint64_t columns, int64_t stride) {
+  return (void)type, (void)rows, (void)columns, (void)stride, *made = handle(), OK;
+}
+int cublasLtMatrixLayoutDestroy(void *layout) { return (void)layout, OK; }
+int cublasLtMatrixLayoutSetAttribute(void *layout, int which, const void *value, size_t size) {
+  return cublasLtMatmulDescSetAttribute(layout, which, value, size);
+}
+int cublasLtMatrixLayoutGetAttribute(void *layout, int which, void *value, size_t size, size_t *written) {
+  return cublasLtMatmulDescGetAttribute(layout, which, value, size, written);
+}
+int cublasLtMatmulPreferenceCreate(void **made) { return *made = handle(), OK; }
+int cublasLtMatmulPreferenceDestroy(void *preference) { return (void)preference, OK; }
+int cublasLtMatmulPreferenceSetAttribute(void *preference, int which, const void *value, size_t size) {
+  return cublasLtMatmulDescSetAttribute(preference, which, value, size);
+}
+int cublasLtMatmulAlgoGetHeuristic(void *library, void *product, void *a, void *b, void *c, void *d, void *preference,
+                                   int asked, Heuristic *given, int *count) {
+  (void)library, (void)product, (void)a, (void)b, (void)c, (void)d, (void)preference;
+  if ((*count = asked > 0)) memset(given, 0, sizeof *given);
+  return OK;
+}
+int cublasLtMatmul(void) { return OK; }
 
 /* The management library. */
 

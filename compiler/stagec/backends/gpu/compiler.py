@@ -5,7 +5,8 @@ Differences in XLA's own bytes, and the fixes here:
 
 - XLA stores the name of the CPU of the machine that builds: the topology names one (`_HOST`), and XLA takes that.
 - XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
-- Without a device XLA times no variants of a kernel; it takes its defaults, or the target's results of autotuning.
+- Without a device XLA times no variants of a kernel: it takes the target's results of autotuning, or what `_UNTIMED`
+  says.
 - The start and the end of a collective that runs beside others have a number in common, an address: they are counted
   (`canonicalize`).
 - Behind a code object for AMD devices, XLA writes the time and a random number, so no two are equal. Instead, there is
@@ -29,7 +30,7 @@ from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware,
 from stagec.backends.gpu import amd, code_objects, container, kernels, nvidia, riegeli
 from stagec.core.builds import releases
 from stagec.core.builds.platforms import Plugin
-from stagec.core.builds.specs import GpuTarget
+from stagec.core.builds.specs import CompilerOption, GpuTarget
 from stagec.core.data import wire
 from stagec.core.messages import phases
 from stagec.core.messages.errors import StagecError
@@ -83,6 +84,18 @@ _UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDER
 _BINARY = 2
 """The record with the code of all kernels, behind the manifest and PTX (`container.parts`)."""
 _AUTOTUNING = "autotuning.textproto"
+_UNTIMED = {"xla_gpu_enable_triton_gemm": False}
+"""Options without results of autotuning: the vendor's library chooses a kernel for a product when it runs.
+
+Otherwise XLA takes the first tile of Triton that it would time, 16x8x16, and compares no results. On an H100
+(docs/hardware.md), a product of bf16[4096,4096] took 8.9 ms so, and 0.18 ms by cuBLAS; a product of i8 was wrong.
+"""
+_UNTIMED_CONVOLUTIONS = {"xla_gpu_autotune_level": 0}
+"""Options besides, for a module with convolutions: cuDNN's first engine.
+
+Otherwise XLA asks for the engine of number -1, and cuDNN refuses to run that. With it XLA gives cuBLAS no room for
+products of TF32, which took 1.7 times as long on an H100: so other modules do without.
+"""
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
 _kept: list[str] = []
 """The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
@@ -152,11 +165,14 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
     # XLA takes an empty name for a description that it does not have to look up.
     described = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
     devices = plugins.topology_devices(vendor.PLUGIN, "", described)[:count]
-    given = dict(target.compiler_options)
+    given = {
+        **({_COMPLETE: True, **autotuning.form(compatibility.numbers())} if results else _untimed(module)),
+        **target.compiler_options,
+    }
     with vendor.scratch():
         if results:
             Path(_AUTOTUNING).write_text(target.autotuning_results)
-            given = {_COMPLETE: True, **given, "xla_gpu_load_autotune_results_from": _AUTOTUNING}
+            given["xla_gpu_load_autotune_results_from"] = _AUTOTUNING
         try:
             executable = plugins.compile_for(
                 vendor.PLUGIN, devices, module, given, serialized=options, examined=target.examined
@@ -176,6 +192,20 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
         kernels=kernels.of(canonical, device, program, count),
         examined=plugins.examined(vendor.PLUGIN, target.examined),
     )
+
+
+def _untimed(module: ir.Module) -> dict[str, CompilerOption]:
+    convolutions = 0
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal convolutions
+        convolutions += operation.name in ("stablehlo.convolution", "stablehlo.dynamic_conv")
+        return ir.WalkResult.INTERRUPT if convolutions else ir.WalkResult.ADVANCE
+
+    from jaxlib.mlir import ir
+
+    module.operation.walk(visit)
+    return {**_UNTIMED, **(_UNTIMED_CONVOLUTIONS if convolutions else {})}
 
 
 def _results(target: GpuTarget, device: Device) -> list[autotuning.Result]:
@@ -206,7 +236,8 @@ def _not_timed(error: CannotCompile) -> CannotCompile | None:
     match = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", f"{error}\n{error.__cause__}")
     if match is None:
         return None
-    write = f"{autotuning.REFRESH}\nor let XLA choose without timing: compiler_options = {{ {_COMPLETE} = false }}"
+    options = ", ".join(f"{name} = false" for name in (_COMPLETE, *_UNTIMED))
+    write = f"{autotuning.REFRESH}\nor let a library choose without timing: compiler_options = {{ {options} }}"
     return CannotCompile(f"it has no result for {match[1]}", "autotuning", write)
 
 

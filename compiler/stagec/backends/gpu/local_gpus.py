@@ -21,7 +21,7 @@ from stagec.core.builds.specs import GpuTarget
 from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning
 from stagec.hardware.autotuning import Result
-from stagec.pjrt import accelerators
+from stagec.pjrt import accelerators, compatibility
 from stagec.pjrt.packages import folder
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def autotune(module: ir.Module, target: GpuTarget, mesh: Sequence[int]) -> list[
         write = "install CUDA 13 and cuDNN 9, and name their folders in LD_LIBRARY_PATH"
         raise CannotCompile(f"XLA times kernels of libraries that are not here: {', '.join(missing)}", "", write)
     nvidia.register_custom_calls()
-    options = {**target.compiler_options, "xla_gpu_dump_autotune_results_to": _RESULTS}
+    form = autotuning.form(compatibility.numbers())
+    options = {**target.compiler_options, **form, "xla_gpu_dump_autotune_results_to": _RESULTS}
     with nvidia.scratch():
         plugins.compile_for(nvidia.PLUGIN, here[:count], module, options, load=True, examined=target.examined)
         # XLA writes no file if there is nothing to time.

@@ -32,12 +32,12 @@ def run(options: Options) -> None:
     with compiling(options) as spec:
         with phases.phase("import"):
             from stagec.building import inventory
-            from stagec.building.compilation import compile_exported, notice
+            from stagec.building.compilation import compile_exported, notices
             from stagec.building.limits import advice
 
         started = time.monotonic()
         compiled = compile_exported(*program(options, spec), itemized=bool(options.inventory))
-        for warning in filter(None, (notice(compiled, spec), advice(spec, time.monotonic() - started))):
+        for warning in filter(None, (*notices(compiled, spec), advice(spec, time.monotonic() - started))):
             print(dataclasses.replace(warning, label=options.label), file=sys.stderr)
         write_whole(options.output, compiled.executable)
         write_asked(options.description, compiled.description.to_json().encode())

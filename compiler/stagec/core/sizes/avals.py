@@ -204,14 +204,22 @@ _FRACTION = {"f64": 52, "c128": 52, "f32": 23, "c64": 23, "f16": 10, "bf16": 7}
 _FRACTION_OF_F8 = 2
 
 
-def tolerance(aval: Aval) -> float:
+# Where XLA rounds the factors of an f32 product, if nobody asks for a precision: to TF32 and bfloat16.
+_FRACTION_OF_FACTORS = {"cuda": 10, "tpu": 7}
+
+
+def tolerance(aval: Aval, platform: str = "") -> float:
     """Return the tolerance between two computations of a value of this dtype: the square root of its epsilon.
 
-    Relative, and absolute about 1; 0 for integers and booleans.
+    Relative, and absolute about 1; 0 for integers and booleans. platform: where one of the two runs; f32 and c64 have
+    the epsilon there that factors of a product have.
     """
     if aval.dtype[0] not in "fc" and aval.dtype != "bf16":
         return 0.0
-    return float(2 ** (-_FRACTION.get(aval.dtype, _FRACTION_OF_F8) / 2))
+    fraction = _FRACTION.get(aval.dtype, _FRACTION_OF_F8)
+    if aval.dtype in ("f32", "c64"):
+        fraction = _FRACTION_OF_FACTORS.get(platform, fraction)
+    return float(2 ** (-fraction / 2))
 
 
 def num_bytes(aval: Aval) -> int:
