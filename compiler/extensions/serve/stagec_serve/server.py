@@ -148,11 +148,8 @@ def listeners(count: int, host: str, port: int) -> list[socket.socket]:
     The kernel gives each connection to one of them, by the client's address. They listen at once: a connection waits
     for a process that starts again.
     """
-    first = listen(host, port)
-    if count == 1:
-        return [first]
-    sockets = shared(first, count)
-    for each in sockets:
+    sockets = [listen(host, port)] if count == 1 else shared(listen(host, port), count)
+    for each in sockets if count > 1 else ():
         each.listen(_BACKLOG)
     return sockets
 

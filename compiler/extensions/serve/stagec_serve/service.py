@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from stagec.core.builds.version import VERSION
 from stagec.core.messages.errors import StagecError
 from stagec.core.messages.refusal import Refusal
-from stagec_serve import access
+from stagec_serve import logs
 from stagec_serve.batching import Batcher
 from stagec_serve.encoding import InterfaceOf, Request, known_parameters
 from stagec_serve.metrics import Metrics, Took, statistics
@@ -161,11 +161,10 @@ class Service:
                 models = [batcher.model for batcher in batchers]
                 return {"model_stats": [statistics(model.name, model.version, took) for model in models]}
         batcher = self.batcher(name, version)
-        match method:
-            case "ModelReady":
-                return {"name": name, "ready": True}
-            case "ModelConfig":
-                return {"config": batcher.model.config(batcher.delay, self._sequences.idle(batcher.model))}
+        if method == "ModelReady":
+            return {"name": name, "ready": True}
+        if method == "ModelConfig":
+            return {"config": batcher.model.config(batcher.delay, self._sequences.idle(batcher.model))}
         return batcher.model.metadata()
 
     def _index(self) -> Iterator[dict[str, str]]:
@@ -304,7 +303,7 @@ class Service:
         repository, status = self.repository, 499  # a client that is gone, as nginx counts it
         began = time.monotonic()
         repository.enter()
-        access.note(model=name)
+        logs.note(model=name)
         try:
             yield repository
             status = 200
@@ -354,7 +353,7 @@ class Service:
                 if 0 < request.timeout < seconds:
                     seconds = request.timeout
                     limit.reschedule(began + seconds)
-                access.note(id=request.request_id)
+                logs.note(id=request.request_id)
                 owner, step, begin = self._living(name, repository, request.step), request.step, None
                 batcher = owner.batchers[name]
                 model = batcher.model
