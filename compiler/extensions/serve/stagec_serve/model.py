@@ -92,6 +92,7 @@ class Model:
         for leaf in {leaf for state in self.states.values() for leaf in state.taken}:
             if self._leaves[leaf] is OMITTED:
                 self._leaves[leaf] = zeros(self.usage.in_avals[leaf])
+        # For each bucket: a call that looks nothing up, and takes a third of the time where buckets change.
         self._flat: dict[str, Flat] = {}
         self._seconds: dict[str, float] = {}
         # A method would hold this model, and so its weights, until the next garbage collection.
@@ -234,18 +235,16 @@ class Model:
             assert kept is not None
             for leaf, array in zip(state.taken, kept[name], strict=True) if state.taken else ():
                 leaves[leaf] = array
-        leaves = fit.fill(leaves)
-        args, kwargs = cast("tuple[Any, Any]", self.usage.in_tree.unflatten(leaves))
-        name = naming.bucket(fit.bucket)
-        if self.states and kept is not None:
-            if name not in self._flat:  # the function with results that always stay on the device
-                self._flat[name] = self._function.flat(*args, **kwargs)
-            outputs: Sequence[Any] = self._flat[name](*leaves)
+        leaves, name = fit.fill(leaves), naming.bucket(fit.bucket)
+        flat = self._flat.get(name)
+        if flat is None:
+            args, kwargs = cast("tuple[Any, Any]", self.usage.in_tree.unflatten(leaves))
+            flat = self._flat[name] = self._function.flat(*args, **kwargs)
+        outputs = flat(*leaves)
+        if kept is not None:
             kept.update({state: [outputs[leaf] for leaf in s.given] for state, s in self.states.items() if s.given})
-        else:
-            outputs = self.usage.out_tree.flatten(self._function(*args, **kwargs))
-        outputs = fit.cut(outputs)
-        results = [np.asarray(outputs[tensor.leaf]) for tensor in self.interface.outputs]
+        cut = fit.cut(outputs)
+        results = [np.asarray(cut[tensor.leaf]) for tensor in self.interface.outputs]
         took = time.perf_counter() - began
         # One call that waits for a core says little: a few of them do.
         self._seconds[name] = min(took, 1.5 * self._seconds.get(name, math.inf))
