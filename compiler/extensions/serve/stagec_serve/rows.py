@@ -82,7 +82,15 @@ def why_dependent(module: bytes, count: int, inputs: Mapping[int, int], outputs:
             read = stablehlo.deserialize_portable_artifact(context, module)
         except Exception as error:  # jaxlib raises RuntimeError or MLIRError, by version
             raise ValueError(f"not a StableHLO portable artifact: {error}") from error
-        return _Proof(read, count).why_dependent(inputs, outputs)
+        results = _Proof(read, count).results(inputs)
+    for number, dim in outputs.items():
+        state = results[number]
+        if isinstance(state, Ending):
+            return state
+        if state != Own(dim) and not (isinstance(state, Same) and state.periods[dim] == 1):
+            what = "has its rows along another dimension, or they differ by their place"
+            return Ending("func.return", f"result {number}", what)
+    return None
 
 
 class _Proof:
@@ -97,18 +105,11 @@ class _Proof:
         }
         self._known: dict[tuple[str, tuple[State, ...]], list[State]] = {}
 
-    def why_dependent(self, inputs: Mapping[int, int], outputs: Mapping[int, int]) -> Ending | None:
+    def results(self, inputs: Mapping[int, int]) -> list[State]:
+        """Return the states of the results of the module's main function. inputs: as of `why_dependent`."""
         arguments = self._functions["main"].arguments
-        states = [Own(inputs[i]) if i in inputs else _anything(_shape(each)) for i, each in enumerate(arguments)]
-        results = self._called("main", states)
-        for number, dim in outputs.items():
-            state = results[number]
-            if isinstance(state, Ending):
-                return state
-            if state != Own(dim) and not (isinstance(state, Same) and state.periods[dim] == 1):
-                what = "has its rows along another dimension, or they differ by their place"
-                return Ending("func.return", f"result {number}", what)
-        return None
+        states = [Own(inputs[i]) if i in inputs else Same(_shape(each)) for i, each in enumerate(arguments)]
+        return self._called("main", states)
 
     def _called(self, name: str, states: Sequence[State]) -> list[State]:
         """Return the states of a function's results."""
@@ -220,7 +221,7 @@ class _Proof:
         if name == "stablehlo.reshape":
             return [self._reshaped(states[0], shapes[0], results[0])]
         if not any(isinstance(state, Own) for state in states):
-            return [*map(_anything, results)]
+            return [*map(Same, results)]  # of which nothing else is known
         if name.startswith(_BATCHED):
             batch = range(len(shapes[0]) - 2)
             own = self._own(states, [[dim if dim in batch else None for dim in range(64)]] * len(states))
@@ -411,11 +412,6 @@ def _shape(value: ir.Value[Any]) -> tuple[int, ...]:
     if not kind.has_static_shape:
         raise ValueError(f"{kind} has a size that varies")
     return tuple(kind.shape)
-
-
-def _anything(shape: Sequence[int]) -> Same:
-    """Return the state of a value that depends on no row, of which nothing else is known."""
-    return Same(tuple(shape))
 
 
 def _number(attribute: ir.Attribute) -> int:
