@@ -16,7 +16,8 @@ import orjson
 from stagec_serve import encoding, logs
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import DIGEST, STATUS, RequestError
-from stagec_serve.service import Repository, Service
+from stagec_serve.repository import Repository
+from stagec_serve.service import Service
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
