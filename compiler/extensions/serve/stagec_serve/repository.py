@@ -58,6 +58,11 @@ class Repository:
         if self.replaced and not self.users:
             self.close()
 
+    def close(self) -> None:
+        """Unload the bundle."""
+        for each in self._bundles.values():
+            each.close()
+
     def adapted(self, models: Mapping[str, Model], files: Mapping[str, str], of: str | None = None) -> dict[str, Model]:
         """Return `FUNCTION.NAME` for each file and each function that binds the replaced file.
 
@@ -77,11 +82,6 @@ class Repository:
                     adapter = chosen[f"{model.name}.{name}"] = model.of(view, f"{model.name}.{name}", warm=False)
                     self._bundles[adapter.name] = view
         return chosen
-
-    def close(self) -> None:
-        """Unload the bundle."""
-        for each in self._bundles.values():
-            each.close()
 
     async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> Callable[[], None]:
         """Load the weights that a request names for a queue's model, and call it once with each bucket.

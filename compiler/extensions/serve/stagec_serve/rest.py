@@ -28,6 +28,8 @@ _OF_MODEL = {None: "ModelMetadata", "ready": "ModelReady", "config": "ModelConfi
 _REPOSITORY = re.compile(r"/v2/repository/models/([\w.+-]+)/(load|unload)")
 MOST_HEADERS = 2**16
 """Bytes of the headers of a request."""
+_SMALL = 2**16
+"""Bytes of a body that is sent with its head, at most."""
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
 _LOG = logging.getLogger("stagec_serve")
 _ANY_ZLIB, _PART = 47, 2**20
@@ -243,10 +245,6 @@ async def _write(cycle: Any, status: int, headers: Iterable[tuple[bytes, bytes]]
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
-
-
-_SMALL = 2**16
-"""Bytes of a body that is sent with its head."""
 
 
 def _json(value: object, status: int = 200) -> _Answer:

@@ -50,10 +50,6 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no typ
         await self._tell()
         return await super().Check(request, context)
 
-    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
-        await self._tell()
-        await super().Watch(request, context)
-
 
 class RpcServer:
     """A server that offers the models of a service. Make it in the thread of its event loop."""
