@@ -15,7 +15,7 @@ from stagec.jaxcache import jax_entries
 from stagec.jaxcache.jax_entries import Entry, Key
 from stagec.manifest import workspace
 from stagec_registry import client, layout
-from stagec_serve import swapping
+from stagec_serve import repository
 
 OUTSIDE = ["..", "../x", "a/../../x", "a/..", "/x", "//x", "a//x", "a/./x", "", ".", "a/", "a\0b", "a\nb", "a/\x1b[2Jb"]
 
@@ -44,7 +44,7 @@ def _made(name: str, folder: Path) -> None:
 
 
 def _of_request(name: str, _: Path) -> None:
-    if not swapping._NAME.fullmatch(f"{name}.safetensors"):
+    if not repository._NAME.fullmatch(f"{name}.safetensors"):
         raise ValueError(name)
 
 

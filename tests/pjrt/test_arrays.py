@@ -13,11 +13,22 @@ from jaxlib import xla_client
 
 import stagec
 import stagec_arrays.numpy as xp
+from stagec.core.sizes.avals import parse_aval
 from stagec.pjrt import clients
-from stagec.pjrt.arrays import put, single_device
+from stagec.pjrt.arrays import put, single_device, zeros
 from stagec.pjrt.shardings import Sharding
 
 X = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+
+def test_zeros_take_no_memory() -> None:
+    for text, shape, dtype in (
+        ("f32[3,4]", (3, 4), "float32"),
+        ("key<fry>[3]", (3, 2), "uint32"),
+        ("bf16", (), "bfloat16"),
+    ):
+        made = zeros(parse_aval(text))
+        assert (made.shape, made.dtype.name, made.strides, made.any()) == (shape, dtype, (0,) * len(shape), False)
 
 
 def over_four(text: str) -> Sharding:

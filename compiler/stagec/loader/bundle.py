@@ -10,17 +10,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-import numpy as np
 from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import CallError, LoadError
-from stagec.core.sizes.avals import Aval, parse_aval, physical
+from stagec.core.sizes.avals import parse_aval
 from stagec.loader.function import Function
 from stagec.loader.loaded import Loaded, Once, Settings
 from stagec.loader.selection import Selection, nearest_refusal
 from stagec.loader.variant import Variant
-from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.arrays import zeros
 
 if TYPE_CHECKING:
     from stagec.trust.keys import Key
@@ -250,7 +249,7 @@ def _arrays(tree: Any) -> Any:
     """Replace each aval string of a tree by an array that takes no memory."""
     match tree:
         case str():
-            return _zeros(parse_aval(tree))
+            return zeros(parse_aval(tree))
         case dict():
             return {key: _arrays(value) for key, value in tree.items()}
         case list():
@@ -258,7 +257,3 @@ def _arrays(tree: Any) -> Any:
         case tuple():
             return tuple(map(_arrays, tree))
     return tree
-
-
-def _zeros(aval: Aval) -> Any:
-    return np.broadcast_to(np.zeros((), dtype_of(aval)), tuple(map(int, physical(aval).shape)))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxlib import _jax, xla_client
 
 from stagec.core.messages.refusal import CallError
-from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.sizes.avals import DTYPES, Aval, physical
 from stagec.core.sizes.frozen import Frozen
 from stagec.core.trees.node_types import children_by_jax
 from stagec.pjrt import clients, compatibility, failures, layouts
@@ -337,6 +337,11 @@ def dtype_of(aval: Aval) -> np.dtype[Any]:
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype
+
+
+def zeros(aval: Aval) -> NDArray[Any]:
+    """Return zeros that take no memory. aval: static; of a PRNG key its words are 0."""
+    return np.broadcast_to(np.zeros((), dtype_of(aval)), tuple(map(int, physical(aval).shape)))
 
 
 _DTYPES = frozenset(dtype.numpy_name for dtype in DTYPES.values())

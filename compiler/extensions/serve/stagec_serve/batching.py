@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stagec_serve import access
+from stagec_serve import logs
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import RequestError
@@ -143,7 +143,7 @@ class Batcher:
                     items.popleft()
             while items:
                 results.append(await items[0].result)
-                access.note(rows=model.count(arrays), batch=items.popleft().batch)
+                logs.note(rows=model.count(arrays), batch=items.popleft().batch)
         finally:
             _abandon(items, held)
         if len(results) == 1:

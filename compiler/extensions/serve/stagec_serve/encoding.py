@@ -7,7 +7,7 @@ says where the JSON ends, `binary_data_size` how many bytes each tensor has.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,30 +97,30 @@ def request_of(
     arrays: dict[str, NDArray[Any]] = {}
     for each in table["inputs"]:
         name = each["name"]
-        if name not in of or name in arrays:
-            why = "appears twice" if name in arrays else "is not an input"
-            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the inputs are {_names(inputs)}")
+        _check_name(name, of, arrays, "input")
         shape = of[name].checked_shape(each["shape"], each["datatype"])
         given = known_parameters(name, each.get("parameters", {}), strict, "binary_data_size")
         arrays[name] = values(each, given, of[name], shape)
-    for tensor in inputs:
-        if tensor.name not in arrays:
-            raise RequestError("request", f"{tensor.name} is missing; the inputs are {_names(inputs)}")
+    if missing := next((name for name in of if name not in arrays), ""):
+        raise RequestError("request", f"{missing} is missing; the inputs are {', '.join(of)}")
     numbers = {tensor.name: number for number, tensor in enumerate(outputs)}
-    chosen: dict[int, bool] = {}
+    chosen: dict[str, bool] = {}
     for each in table.get("outputs", ()):
         name = each["name"]
         given = known_parameters(name, each.get("parameters", {}), strict, "binary_data")
-        if name not in numbers or numbers[name] in chosen:
-            why = "is not an output" if name not in numbers else "appears twice"
-            raise RequestError("request", f"{strict_json.shown(name)!r} {why}; the outputs are {_names(outputs)}")
-        chosen[numbers[name]] = _binary(given, "binary_data", default, as_bytes)
-    wanted = [*chosen.items()] or [(number, default) for number in range(len(outputs))]
-    return Request(table.get("id"), [arrays[t.name] for t in inputs], wanted, step, priority, timeout / 10**6)
+        _check_name(name, numbers, chosen, "output")
+        chosen[name] = _binary(given, "binary_data", default, as_bytes)
+    wanted = [(numbers[name], binary) for name, binary in (chosen or dict.fromkeys(numbers, default)).items()]
+    return Request(table.get("id"), [arrays[name] for name in of], wanted, step, priority, timeout / 10**6)
 
 
-def _names(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(tensor.name for tensor in tensors) or "none"
+def _check_name(name: str, known: Collection[str], seen: Collection[str], what: str) -> None:
+    """Raise RequestError ("request") for the name of no tensor, or of one that a request has named before."""
+    if name not in known or name in seen:
+        why = "appears twice" if name in seen else f"is not an {what}"
+        raise RequestError(
+            "request", f"{strict_json.shown(name)!r} {why}; the {what}s are {', '.join(known) or 'none'}"
+        )
 
 
 def _binary(parameters: Mapping[str, Any], name: str, default: bool, as_bytes: bool) -> bool:

@@ -1,16 +1,19 @@
-"""The log of a server: lines that no request waits for, and equal ones not without end."""
+"""The log of a server: lines that no request waits for, equal ones not without end, and one for each request."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
+import os
 import queue
+import re
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import TextIO
-
-from stagec_serve import access
 
 _MOST_WAITING = 10_000
 """Lines that nobody has read yet; more are dropped and counted."""
@@ -18,6 +21,12 @@ _MOST_ALIKE, _SECONDS, _MOST_KINDS = 20, 10.0, 1000
 """Messages of one kind in so many seconds; more are counted. And kinds that are counted."""
 _LAST = 1.0
 """Seconds in which what is left is written when the process ends."""
+FIELDS = ("status", "ms", "client", "request_id", "id", "trace", "model", "rows", "batch")
+"""What the line of a request has, in this order, where it is known. `docs/serving.md` says what each is."""
+_LONGEST = 200
+REQUESTS = logging.getLogger("stagec_serve.access")
+"""The log of requests, which it logs if its level is INFO."""
+_noted: ContextVar[dict[str, object] | None] = ContextVar("noted", default=None)
 
 
 class _Json(logging.Formatter):
@@ -42,7 +51,7 @@ class Alike(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a message is logged."""
-        if record.name == access.LOGGER:
+        if record.name == REQUESTS.name:
             return True
         kind, now = (record.name, str(record.msg)), time.monotonic()
         with self._lock:
@@ -111,4 +120,45 @@ def log_to(stream: TextIO, as_json: bool, requests: bool = False) -> None:
     handler.setFormatter(_Json() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(Alike())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger(access.LOGGER).setLevel(logging.INFO if requests else logging.WARNING)
+    REQUESTS.setLevel(logging.INFO if requests else logging.WARNING)
+
+
+def note(**fields: object) -> None:
+    """Add to the line of the request that is under way; no-op if there is none."""
+    if noted := _noted.get():
+        noted.update(fields)
+
+
+@contextlib.contextmanager
+def request(what: str, client: str, headers: Mapping[str, str]) -> Iterator[str]:
+    """Log a line when a block ends; yield the id of the request, "" if it has none.
+
+    what: method and path. client: its address. headers: with names in lower case.
+    """
+    given = headers.get("x-request-id", "")[:_LONGEST]
+    given = given if given.isascii() and given.isprintable() else ""
+    if not REQUESTS.isEnabledFor(logging.INFO):
+        yield given
+        return
+    began, request_id = time.monotonic(), given or os.urandom(8).hex()
+    trace = re.match(r"[0-9a-f]{2}-([0-9a-f]{32})-", headers.get("traceparent", ""))
+    noted: dict[str, object] = {"client": client, "request_id": request_id, "trace": trace and trace[1]}
+    token = _noted.set(noted)
+    try:
+        yield request_id
+    finally:
+        _noted.reset(token)
+        noted["ms"] = round((time.monotonic() - began) * 1000, 3)
+        fields = {name: _short(noted[name]) for name in FIELDS if noted.get(name) not in (None, "")}
+        text = "".join(f" {name}={_shown(value)}" for name, value in fields.items())
+        REQUESTS.info("%s%s", _shown(what), text, extra={"fields": {"request": _short(what), **fields}})
+
+
+def _short(value: object) -> object:
+    return value[:_LONGEST] if isinstance(value, str) else value
+
+
+def _shown(value: object) -> str:
+    """Return a value in a form that cannot look like another field, or another line."""
+    text = str(_short(value))
+    return text if re.fullmatch(r"[\w.:/+\[\]%-]+( /[\w.:/+%-]*)?", text, re.ASCII) else ascii(text)

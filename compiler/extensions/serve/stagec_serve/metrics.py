@@ -6,12 +6,11 @@ import functools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from stagec.core.builds import naming
 
@@ -142,15 +141,12 @@ def summed(texts: Iterable[str], ended: Iterable[str]) -> str:
                 before = values.get(key, 0)
                 values[key] = max(before, sample.value) if largest else before + sample.value
 
-    class Sums(Collector):
-        def collect(self) -> Iterator[Metric]:
-            for name, family in families.items():
-                family.samples = []
-                for (of, sample, labels), number in values.items():
-                    if of == name:
-                        family.add_sample(sample, dict(labels), number)
-                yield family
+    class Sums(CollectorRegistry):
+        def collect(self) -> Iterable[Metric]:
+            return families.values()
 
-    registry = CollectorRegistry()
-    registry.register(Sums())
-    return generate_latest(registry).decode()
+    for family in families.values():
+        family.samples = []
+    for (name, sample_name, labels), value in values.items():
+        families[name].add_sample(sample_name, dict(labels), value)
+    return generate_latest(Sums()).decode()

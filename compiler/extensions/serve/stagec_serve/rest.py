@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from stagec_serve import access, encoding
+from stagec_serve import encoding, logs
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import DIGEST, STATUS, RequestError
-from stagec_serve.service import Repository, Service
+from stagec_serve.repository import Repository
+from stagec_serve.service import Service
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -27,6 +28,8 @@ _OF_MODEL = {None: "ModelMetadata", "ready": "ModelReady", "config": "ModelConfi
 _REPOSITORY = re.compile(r"/v2/repository/models/([\w.+-]+)/(load|unload)")
 MOST_HEADERS = 2**16
 """Bytes of the headers of a request."""
+_SMALL = 2**16
+"""Bytes of a body that is sent with its head, at most."""
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
 _LOG = logging.getLogger("stagec_serve")
 _ANY_ZLIB, _PART = 47, 2**20
@@ -55,13 +58,13 @@ class Probes:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         client, method, closes = ":".join(map(str, scope["client"] or ())), scope["method"], self._state.ending
         cycle = send.__self__  # type: ignore[attr-defined]  # uvicorn's
-        with access.request(f"{method} {scope['path']}", client, headers) as request_id:
+        with logs.request(f"{method} {scope['path']}", client, headers) as request_id:
             try:
                 if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
                     raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
                 answer = await self._answer(scope, headers, receive)
             except _Disconnected:
-                access.note(status=499)
+                logs.note(status=499)
                 return
             except RequestError as error:
                 answer = _json({"error": str(error)}, STATUS[error.code])
@@ -69,7 +72,7 @@ class Probes:
             except Exception as error:  # noqa: BLE001  # the log has it
                 _LOG.error("%s %s failed", method, scope["path"], exc_info=error)
                 answer = _json({"error": "the server failed; its log says why"}, STATUS["failed"])
-            access.note(status=answer.status)
+            logs.note(status=answer.status)
             told = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
             told += [(b"www-authenticate", b"Bearer")] if answer.status == STATUS["token"] else []
             told += [(b"x-request-id", request_id.encode())] if request_id else []
@@ -242,10 +245,6 @@ async def _write(cycle: Any, status: int, headers: Iterable[tuple[bytes, bytes]]
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
-
-
-_SMALL = 2**16
-"""Bytes of a body that is sent with its head."""
 
 
 def _json(value: object, status: int = 200) -> _Answer:

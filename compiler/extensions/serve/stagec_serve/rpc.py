@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from stagec.core.messages.errors import mistake
-from stagec_serve import access, messages
+from stagec_serve import logs, messages
 from stagec_serve.encoding import Request
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import DIGEST, GRPC_STATUS, RequestError
@@ -49,10 +49,6 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no typ
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  # as the protocol calls it
         await self._tell()
         return await super().Check(request, context)
-
-    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
-        await self._tell()
-        await super().Watch(request, context)
 
 
 class RpcServer:
@@ -139,8 +135,8 @@ class RpcServer:
                 return
             self._calls += 1
             try:
-                with access.request(method, context.peer(), headers), contextlib.ExitStack() as held:
-                    access.note(status="CANCELLED")
+                with logs.request(method, context.peer(), headers), contextlib.ExitStack() as held:
+                    logs.note(status="CANCELLED")
                     try:
                         if method not in _OPEN:
                             self._service.admit(headers)
@@ -157,7 +153,7 @@ class RpcServer:
                         status = "OK"
                     del body
                     await context.write(response)
-                    access.note(status=status)
+                    logs.note(status=status)
             finally:
                 self._calls -= 1
             body = await context.read() if in_stream else grpc.aio.EOF
@@ -211,6 +207,6 @@ class RpcServer:
 
 def _refuse(context: Any, code: str, text: str) -> None:
     """End a call with an error. `abort` of grpc raises, and its exception is in a cycle with all frames below it."""
-    access.note(status=GRPC_STATUS[code])
+    logs.note(status=GRPC_STATUS[code])
     context.set_code(getattr(grpc.StatusCode, GRPC_STATUS[code]))
     context.set_details(text[:_MOST_TEXT])

@@ -22,8 +22,6 @@ from stagec_serve.refusal import RequestError
 PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 NEW = "new"
 """The `sequence_id` of a request that begins a sequence whose id the server makes: 128 random bits, a secret."""
-IDLE = 60
-"""The default seconds without a request before a sequence ends."""
 _LONGEST = 200
 
 

@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -30,10 +30,10 @@ from stagec.loader.selection import Policy
 from stagec_serve.batching import Batcher
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Model
+from stagec_serve.repository import Repository
 from stagec_serve.rest import MOST_HEADERS, Application, Probes
 from stagec_serve.sequences import Sequences
-from stagec_serve.service import Repository, Service
-from stagec_serve.swapping import Swapping
+from stagec_serve.service import Service
 from stagec_serve.trust import LOOK, Certificates, Tokens, identity
 from stagec_serve.workers import Link
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 """Takes how far loading is, for people."""
-Load = Callable[[Tell], tuple[Mapping[str, Model], Mapping[str, str], Swapping]]
-"""Loads a bundle: its models by name, why each of the other functions is not offered, and what swaps their weights."""
+Load = Callable[[Tell], tuple[Repository, Mapping[str, Model]]]
+"""Loads a bundle: a repository without batchers, and its models by name."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _ATTACHING = 0.05
 """Seconds in which asyncio makes connections of what it has accepted."""
@@ -51,18 +51,6 @@ _LAST = 0.3
 """Seconds between the last connection and the end of those that have no request."""
 _BACKLOG = 2048
 """Connections that wait to be accepted, at most."""
-
-
-class Ports(NamedTuple):
-    """Where a server listens, beside its first socket.
-
-    grpc: `HOST:PORT` for gRPC; "": it is not offered. probes: answers probes and gives metrics too, in a thread of its
-    own, which waits for nothing else. control: takes requests too, and it alone those that load and unload models.
-    """
-
-    grpc: str = ""
-    probes: socket.socket | None = None
-    control: socket.socket | None = None
 
 
 def models_of(
@@ -148,11 +136,8 @@ def listeners(count: int, host: str, port: int) -> list[socket.socket]:
     The kernel gives each connection to one of them, by the client's address. They listen at once: a connection waits
     for a process that starts again.
     """
-    first = listen(host, port)
-    if count == 1:
-        return [first]
-    sockets = shared(first, count)
-    for each in sockets:
+    sockets = [listen(host, port)] if count == 1 else shared(listen(host, port), count)
+    for each in sockets if count > 1 else ():
         each.listen(_BACKLOG)
     return sockets
 
@@ -178,7 +163,9 @@ async def serve(
     listener: socket.socket,
     options: Namespace,
     ready: Callable[[Repository, str], None],
-    ports: Ports,
+    grpc: str = "",
+    probes: socket.socket | None = None,
+    control: socket.socket | None = None,
     group: socket.socket | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT. When it returns, every request that came in was answered.
@@ -187,6 +174,8 @@ async def serve(
     load: loads the bundle as it is then, in a thread; raises StagecError or Refusal, and if it is the first load, so
     does this. options: of the command, of this process. ready: called when the models are loaded, with them and the
     address for gRPC; "": there is none.
+    grpc: `HOST:PORT` for gRPC; "": it is not offered. probes: answers probes and gives metrics too, in a thread of its
+    own, which waits for nothing else. control: takes requests too, and it alone those that load and unload models.
     group: the end of a link to the process that started this one (`Workers`) and that says when to load something;
     the server ends when it does. None: this is the only process. Raises StagecError if it cannot listen.
     """
@@ -203,27 +192,28 @@ async def serve(
 
         def repository() -> Repository:
             began = time.monotonic()
-            models, left_out, swapping = load(service.tell)
+            loaded, models = load(service.tell)
             metrics.load_seconds.set(time.monotonic() - began)
-            batchers = {name: Batcher(m, delay, options.queue, free, threads, metrics) for name, m in models.items()}
-            return Repository(batchers, left_out, swapping)
+            more = delay, options.queue, free, threads, metrics
+            loaded.batchers = {name: Batcher(model, *more) for name, model in models.items()}
+            return loaded
 
         sequences = Sequences(options.sequences, options.idle, metrics, options.own_ids)
-        control = ports.control.getsockname()[1] if ports.control else None
-        service = Service(metrics, options, repository, sequences, tokens, control)
+        control_port = control.getsockname()[1] if control else None
+        service = Service(metrics, options, repository, sequences, tokens, control_port)
         application, rpc, address = Application(service), None, ""
         config = _config(application, options)
         config.load()
         config.ssl = tls.context if tls else None
-        if ports.grpc:
+        if grpc:
             from stagec_serve.rpc import RpcServer  # it takes a while, and not everybody wants it
 
             rpc = RpcServer(service, group is not None)
-            address = await rpc.start(ports.grpc, tls)
+            address = await rpc.start(grpc, tls)
         server = _Server(config, service, rpc)
         application.crowded = lambda: len(server.server_state.connections) > options.connections
-        if ports.probes is not None:
-            run = functools.partial(asyncio.run, probe(service, ports.probes, options))
+        if probes:
+            run = functools.partial(asyncio.run, probe(service, probes, options))
             threading.Thread(target=run, name="stagec-probes", daemon=True).start()
 
         async def start() -> None:
@@ -242,7 +232,7 @@ async def serve(
 
         keeping = asyncio.create_task(tls.keep()) if tls else None
         starting = asyncio.create_task(start())
-        await server.serve([listener, *([ports.control] if ports.control else [])])
+        await server.serve([listener, *([control] if control else [])])
         if keeping:
             keeping.cancel()
         starting.cancel()

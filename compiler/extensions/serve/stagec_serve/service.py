@@ -10,20 +10,19 @@ import time
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stagec.core.builds.version import VERSION
 from stagec.core.messages.errors import StagecError
 from stagec.core.messages.refusal import Refusal
-from stagec_serve import access
+from stagec_serve import logs
 from stagec_serve.batching import Batcher
 from stagec_serve.encoding import InterfaceOf, Request, known_parameters
 from stagec_serve.metrics import Metrics, Took, statistics
 from stagec_serve.model import Model
 from stagec_serve.refusal import STATUS, RequestError
+from stagec_serve.repository import Repository
 from stagec_serve.sequences import Sequences, Step
-from stagec_serve.swapping import Swapping
 from stagec_serve.tensors import Interface
 from stagec_serve.trust import Tokens
 
@@ -34,43 +33,11 @@ _LARGE = 2**16
 """Requests of more bytes are read and written in a thread, so that other requests do not wait."""
 
 
-@dataclass(eq=False)
-class Repository:
-    """The models of a bundle, loaded.
-
-    batchers: of the models by name. left_out: why other functions of the bundle are not offered, by name.
-    swapping: gives models other weights, and unloads the bundle; None: there are no models.
-    unloaded: models that a client has unloaded. users: requests under way, and states of sequences.
-    replaced: whether another one is offered instead; then it is closed when it has no users.
-    """
-
-    batchers: Mapping[str, Batcher] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    swapping: Swapping | None = None
-    unloaded: set[str] = field(default_factory=set)
-    users: int = 0
-    replaced: bool = False
-
-    def enter(self) -> None:
-        """Count one more user."""
-        self.users += 1
-
-    def leave(self, users: int = 1) -> None:
-        """Count one less, and unload the bundle if nobody needs it any more."""
-        self.users -= users
-        if self.replaced and not self.users:
-            self.close()
-
-    def close(self) -> None:
-        """Unload the bundle."""
-        if self.swapping:
-            self.swapping.close()
-
-
 class Service:
     """The models of a server.
 
     metrics, options: of all requests; the options are the command's. ending: whether it ends: it is not ready any more.
+    admit: raises RequestError ("token") for the headers of a request that needs a token and has none.
     control_port: the only one on which clients load and unload models; None: every one.
     repository: the models that are offered. loading: how far the first load is; "" when it is done.
     agree: makes a change (`prepare`), here or in all workers.
@@ -96,7 +63,8 @@ class Service:
         self.body, self._most = options.body * 2**20, options.memory * 2**20
         self.repository = Repository()
         self.loading, self.others, self.ending = "nothing is loaded", "", False
-        self._load, self._sequences, self._tokens = load, sequences, tokens
+        self._load, self._sequences = load, sequences
+        self.admit = tokens.check if tokens else lambda _: None
         self._changing, self._held = asyncio.Lock(), 0
         self._prepared: tuple[Callable[[], None], Callable[[], None]] | None = None
         self.agree: Callable[[Mapping[str, Any]], Awaitable[None]] = self._alone
@@ -115,11 +83,6 @@ class Service:
         """Take how far loading is. It may be called in any thread."""
         if self.loading:
             self.loading = progress
-
-    def admit(self, headers: Mapping[str, str]) -> None:
-        """Raise RequestError ("token") for a request that needs a token and has none."""
-        if self._tokens is not None:
-            self._tokens.check(headers)
 
     def _check_ready(self) -> None:
         if self.loading:
@@ -161,11 +124,10 @@ class Service:
                 models = [batcher.model for batcher in batchers]
                 return {"model_stats": [statistics(model.name, model.version, took) for model in models]}
         batcher = self.batcher(name, version)
-        match method:
-            case "ModelReady":
-                return {"name": name, "ready": True}
-            case "ModelConfig":
-                return {"config": batcher.model.config(batcher.delay, self._sequences.idle(batcher.model))}
+        if method == "ModelReady":
+            return {"name": name, "ready": True}
+        if method == "ModelConfig":
+            return {"config": batcher.model.config(batcher.delay, self._sequences.idle(batcher.model))}
         return batcher.model.metadata()
 
     def _index(self) -> Iterator[dict[str, str]]:
@@ -180,7 +142,7 @@ class Service:
         """Load or unload a model. change: "load" or "unload". port: that the request came to; None: of gRPC.
 
         To load one that is offered already is to load the bundle's file again. parameters: of "load": the weights that
-        it gets, as for `Swapping.load`; the bundle stays then. Raises RequestError ("unsupported", "not-found",
+        it gets, as for `Repository.load`; the bundle stays then. Raises RequestError ("unsupported", "not-found",
         "unavailable", "request").
         """
         repository = self.repository
@@ -202,8 +164,7 @@ class Service:
             unloaded |= {name} if change == "unload" else set()
             await self.agree({"kind": "unloaded", "unloaded": sorted(unloaded)})
             return
-        assert repository.swapping is not None
-        others = {model: given for model, given in repository.swapping.given.items() if model != name}
+        others = {model: given for model, given in repository.given.items() if model != name}
         try:
             await self.agree({"kind": "bundle", "weights": others, "unloaded": sorted(unloaded)})
         except (StagecError, Refusal) as error:
@@ -228,7 +189,7 @@ class Service:
         """Do all of a change that can fail; return the digest of each model after it. Then `end` it.
 
         what: "kind" is "bundle" (load the file again, with "weights", for each model that has others, and without
-        those of "unloaded"), "weights" ("name" and "parameters" as of `Swapping.load`), or "unloaded". Raises the
+        those of "unloaded"), "weights" ("name" and "parameters" as of `Repository.load`), or "unloaded". Raises the
         errors of `change` and `reload`.
         """
         repository = self.repository
@@ -242,8 +203,7 @@ class Service:
                 self._prepared = functools.partial(self._replace, repository), repository.close
             case "weights":
                 batcher = self.batcher(what["name"])
-                assert repository.swapping is not None
-                take = await repository.swapping.load(batcher, what["parameters"])
+                take = await repository.load(batcher, what["parameters"])
                 with_weights = functools.partial(self._with_weights, take, batcher, what["parameters"]["weights"])
                 self._prepared = with_weights, lambda: None
             case "unloaded":
@@ -274,8 +234,8 @@ class Service:
                 why = "; ".join(f"{name}: {new.left_out.get(name, 'it has none')}" for name in lacking)
                 raise RequestError("unavailable", f"the new bundle cannot serve what the old one serves: {why}")
             for name, given in what["weights"].items():
-                if name in new.batchers and new.swapping is not None:
-                    (await new.swapping.load(new.batchers[name], given))()
+                if name in new.batchers:
+                    (await new.load(new.batchers[name], given))()
         except BaseException:
             new.close()
             raise
@@ -304,7 +264,7 @@ class Service:
         repository, status = self.repository, 499  # a client that is gone, as nginx counts it
         began = time.monotonic()
         repository.enter()
-        access.note(model=name)
+        logs.note(model=name)
         try:
             yield repository
             status = 200
@@ -354,7 +314,7 @@ class Service:
                 if 0 < request.timeout < seconds:
                     seconds = request.timeout
                     limit.reschedule(began + seconds)
-                access.note(id=request.request_id)
+                logs.note(id=request.request_id)
                 owner, step, begin = self._living(name, repository, request.step), request.step, None
                 batcher = owner.batchers[name]
                 model = batcher.model

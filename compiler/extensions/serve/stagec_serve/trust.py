@@ -40,7 +40,7 @@ class Certificates:
 
     def __init__(self, certificate: str, key: str, clients: str = "") -> None:
         """Take files in PEM. clients: "": clients need no certificate. Raises StagecError if they are not that."""
-        self._files, self._changes = (certificate, key), 0
+        self._files = certificate, key
         self._known = [identity(file) for file in self._files]
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -66,7 +66,7 @@ class Certificates:
         """Return the credentials of a server of gRPC."""
         import grpc
 
-        known = self._changes
+        known = self._pair
 
         def configuration() -> Any:
             certificate, key = self._pair
@@ -74,9 +74,9 @@ class Certificates:
 
         def changed() -> Any:
             nonlocal known
-            if known == self._changes:
+            if known is self._pair:
                 return None
-            known = self._changes
+            known = self._pair
             return configuration()
 
         return grpc.dynamic_ssl_server_credentials(configuration(), changed, self._roots is not None)
@@ -91,7 +91,6 @@ class Certificates:
             try:
                 self._pair = self._read()
                 _load(self.context, self._pair)
-                self._changes += 1
                 _LOG.info("the certificate is that of a new file")
             except OSError as error:
                 _LOG.error("the certificate stays as it is: %s", error)

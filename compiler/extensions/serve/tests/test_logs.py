@@ -1,7 +1,4 @@
-"""The log of a server: nothing waits for its readers, and equal lines end; and its log of requests.
-
-Modules: `stagec_serve/access.py`.
-"""
+"""The log of a server: nothing waits for its readers, and equal lines end; and its log of requests."""
 
 import contextlib
 import http.client
@@ -21,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from compiler.extensions.serve.tests.processes import INFER, INPUT, REQUEST, serving, until
 from compiler.extensions.serve.tests.test_rpc import inputs
-from stagec_serve import access, logs
+from stagec_serve import logs
 
 
 def logger_to(stream: io.TextIOBase, as_json: bool = False) -> tuple[logging.Logger, logs.Handler]:
@@ -117,10 +114,10 @@ def test_a_line_for_each_request(served: Path) -> None:
             with pytest.raises(InferenceServerException):
                 client.get_model_metadata("none")
         lines = [json.loads(line) for line in server.end(signal.SIGINT).splitlines()]
-    rows = [line for line in lines if line["logger"] == access.LOGGER]
+    rows = [line for line in lines if line["logger"] == logs.REQUESTS.name]
     assert len(rows) == 36
     for row in rows:
-        assert set(row) - {"time", "level", "logger", "request"} <= {*access.FIELDS}
+        assert set(row) - {"time", "level", "logger", "request"} <= {*logs.FIELDS}
         assert 0 <= row["ms"] < 60_000
     first, *lives, refused, none, parts, rpc, rpc_none = rows
     shown = {"status": 200, "request_id": "mine", "id": "a b", "trace": TRACE, "model": "predict", "rows": 3}
@@ -139,7 +136,7 @@ def test_lines_as_text_are_lines(served: Path) -> None:
     with serving(served, "--access-log") as server:
         server.ask("GET", "/none%0Ahere", None, x_request_id="a status=200")
         log = server.end(signal.SIGINT)
-    (line,) = [line for line in log.splitlines() if access.LOGGER in line]
+    (line,) = [line for line in log.splitlines() if logs.REQUESTS.name in line]
     pattern = (
         r".* INFO stagec_serve.access: 'GET /none\\nhere' status=404 ms=\S+ client=127.0.0.1:\d+ "
         r"request_id='a status=200'"
@@ -150,4 +147,4 @@ def test_lines_as_text_are_lines(served: Path) -> None:
 def test_there_is_no_such_line_unless_it_is_asked_for(served: Path) -> None:
     with serving(served) as server:
         server.ask("GET", "/v2/health/live")
-        assert access.LOGGER not in server.end(signal.SIGINT)
+        assert logs.REQUESTS.name not in server.end(signal.SIGINT)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from jax import lax
 
 from stagec.stages import mlir
-from stagec_serve.rows import Ending, why_dependent
+from stagec_serve.rows import Ending, _reshaped, why_dependent
 
 N = 4
 X = np.random.default_rng(0).standard_normal((N, 16)).astype(np.float32)
@@ -194,6 +194,33 @@ def test_rows_are_found_again_in_a_loop_that_mixes_them_late() -> None:
 def test_no_module() -> None:
     with pytest.raises(ValueError, match="not a StableHLO portable artifact"):
         why_dependent(b"x", 2, {}, {})
+
+
+SIZES = st.lists(st.integers(0, 4), min_size=0, max_size=3)
+
+
+@given(SIZES, st.data())
+def test_periods_of_a_reshaped_array(before: list[int], data: st.DataObject) -> None:
+    """Each element of a reshaped array is the one that its periods name; an array of the same shape keeps them."""
+    periods = [data.draw(st.integers(1, max(size, 1))) for size in before]
+    merged = data.draw(st.integers(0, max(len(before) - 1, 0)))
+    after = [*before[:merged], int(np.prod(before[merged : merged + 2])), *before[merged + 2 :]]
+    at = np.indices(before)
+    array = np.zeros(before, int)
+    for index, period in zip(at, periods, strict=True):
+        array = array * 5 + index % period
+    for shapes in ((before, after), (after, before)):
+        array = array.reshape(shapes[0])
+        known = periods if shapes[0] is before else _reshaped(periods, before, after)
+        found = _reshaped(known, *shapes)
+        reshaped = array.reshape(shapes[1])
+        assert len(found) == len(shapes[1])
+        for dim, period in enumerate(found):
+            size = shapes[1][dim]
+            assert size == 0 or 1 <= period <= size
+            assert (reshaped == reshaped.take(np.arange(size) % period, dim)).all()
+    if 0 not in before and all(size % period == 0 for size, period in zip(before, periods, strict=True)):
+        assert _reshaped(_reshaped(periods, before, before), before, before) == tuple(periods)
 
 
 Step = tuple[str, bool, Callable[[Any], Any]]

@@ -66,8 +66,7 @@ def run(options: Options) -> None:
 
     from stagec.loader.load import load
     from stagec_serve import logs, server
-    from stagec_serve.service import Repository
-    from stagec_serve.swapping import Swapping
+    from stagec_serve.repository import Repository
     from stagec_serve.trust import identity
     from stagec_serve.workers import Workers
 
@@ -96,18 +95,18 @@ def run(options: Options) -> None:
     if count > 1 and grpc is not None:
         (reserved,) = server.shared(server.listen(options.host, grpc))  # it never listens: the workers do
         grpc = reserved.getsockname()[1]
-    ports = server.Ports("" if grpc is None else f"{shown}:{grpc}", probes if count == 1 else None, control)
+    rpc_address, own_probes = "" if grpc is None else f"{shown}:{grpc}", probes if count == 1 else None
     each = copy.copy(options)
     each.threads = options.threads or server.cores()
     for name in ("connections", "memory", "queue", "threads"):
         setattr(each, name, -(-getattr(each, name) // count))
 
-    def opened(tell: server.Tell) -> tuple[Mapping[str, Model], Mapping[str, str], Swapping]:
+    def opened(tell: server.Tell) -> tuple[Repository, Mapping[str, Model]]:
         tell(f"{options.bundle} is read")
         bundle = load(options.bundle, options.target, policy=options.policy, keys=keys, weights=options.weights)
         models, left_out = server.models_of(bundle, options.gather, options.policy, tell, count > 1)
-        swapping = Swapping(bundle, options.weights or Path(options.bundle).parent, keys)
-        return {**models, **swapping.adapted(models, adapters, options.adapter_of)}, left_out, swapping
+        repository = Repository(bundle, left_out, options.weights or Path(options.bundle).parent, keys)
+        return repository, {**models, **repository.adapted(models, adapters, options.adapter_of)}
 
     def ready(repository: Repository, grpc: str) -> None:
         models, left_out = {name: batcher.model for name, batcher in repository.batchers.items()}, repository.left_out
@@ -126,7 +125,8 @@ def run(options: Options) -> None:
         for other in {*listeners, probes} - {listeners[number]} if group else ():
             if other is not None:
                 other.close()
-        asyncio.run(server.serve(opened, listeners[number], each, ready, ports, group))
+        listener = listeners[number]
+        asyncio.run(server.serve(opened, listener, each, ready, rpc_address, own_probes, control, group))
 
     async def run_all() -> None:
         first, workers = identity(options.bundle), Workers(count, work)

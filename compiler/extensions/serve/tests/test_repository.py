@@ -27,7 +27,7 @@ from stagec_serve.batching import Batcher
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Model
 from stagec_serve.refusal import RequestError
-from stagec_serve.swapping import Swapping
+from stagec_serve.repository import Repository
 from tests.signed import CURVES, write_curve
 
 X = np.ones((3, 16), np.float32)
@@ -55,7 +55,7 @@ def run(model: Model, work: Any) -> Any:
 
 def test_weights_change_under_load(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
     async def work(batcher: Batcher) -> None:
-        swapping = Swapping(bundle, folder)
+        repository = Repository(bundle, {}, folder)
         answers: list[bytes] = []
         ended = asyncio.Event()
 
@@ -67,7 +67,7 @@ def test_weights_change_under_load(models: dict[str, Model], bundle: stagec.Bund
         clients = [asyncio.create_task(client()) for _ in range(8)]
         before = 0
         for turn in range(40):
-            (await swapping.load(batcher, {"weights": ["b.safetensors", "same/a.safetensors"][turn % 2]}))()
+            (await repository.load(batcher, {"weights": ["b.safetensors", "same/a.safetensors"][turn % 2]}))()
             if turn == 9:
                 gc.collect()
                 before = len([*Path("/proc/self/fd").iterdir()])
@@ -132,7 +132,11 @@ def test_requests_of_other_weights_do_not_share_a_call(
 def test_the_other_models_keep_theirs(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
     async def work(batcher: Batcher) -> None:
         model = batcher.model
-        (await Swapping(bundle, folder).load(batcher, {"weights": "b.safetensors", "file": "weights.safetensors"}))()
+        (
+            await Repository(bundle, {}, folder).load(
+                batcher, {"weights": "b.safetensors", "file": "weights.safetensors"}
+            )
+        )()
         assert (batcher.model.rows, batcher.model.largest) == (model.rows, model.largest)
         before, after = model.run([[X]])[1][0], batcher.model.run([[X]])[1][0]
         assert any(one.tobytes() != other.tobytes() for one, other in zip(before, after, strict=True))
@@ -179,7 +183,7 @@ def test_what_is_refused_changes_nothing(
     async def work(batcher: Batcher) -> None:
         model = batcher.model
         with pytest.raises(RequestError) as refusal:
-            (await Swapping(bundle, folder).load(batcher, parameters))()
+            (await Repository(bundle, {}, folder).load(batcher, parameters))()
         assert (refusal.value.code, what in str(refusal.value)) == (code, True), str(refusal.value)
         assert batcher.model is model
 
@@ -189,7 +193,7 @@ def test_what_is_refused_changes_nothing(
 def test_a_model_without_weights_takes_none(models: dict[str, Model], bundle: stagec.Bundle, folder: Path) -> None:
     async def work(batcher: Batcher) -> None:
         with pytest.raises(RequestError, match="scaled: no argument of it is bound to weights") as refusal:
-            (await Swapping(bundle, folder).load(batcher, {"weights": "b.safetensors"}))()
+            (await Repository(bundle, {}, folder).load(batcher, {"weights": "b.safetensors"}))()
         assert refusal.value.code == "request"
 
     run(models["scaled"], work)
@@ -245,7 +249,7 @@ def test_with_keys_only_signed_files_are_loaded(
 
     async def work(batcher: Batcher) -> None:
         with pytest.raises(RequestError, match=r"b.safetensors.sig"):
-            (await Swapping(bundle, folder, [public]).load(batcher, {"weights": "b.safetensors"}))()
+            (await Repository(bundle, {}, folder, [public]).load(batcher, {"weights": "b.safetensors"}))()
 
     run(models["predict"], work)
 

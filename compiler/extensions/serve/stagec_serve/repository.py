@@ -1,4 +1,4 @@
-"""Other weights for the models of a server, at its start and while it runs."""
+"""The models of one bundle, and other weights for them, at a server's start and while it runs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,44 @@ _NAME = re.compile(rf"{paths.PLAIN}\.safetensors")
 _PARAMETERS = json_shapes.shape({"weights": str, "file?": str})
 
 
-class Swapping:
-    """Loads files of weights from one folder, and from no other.
+class Repository:
+    """The models of a bundle, loaded. It gives them weights from the files of one folder, and from no other.
 
+    batchers: of the models by name. left_out: why other functions of the bundle are not offered, by name.
     given: the parameters of the last `load` of each model that has other weights than the bundle's, by name.
-    It closes nothing that a call may use: the old data of a model is freed after its last call.
+    unloaded: models that a client has unloaded. users: requests under way, and states of sequences.
+    replaced: whether another one is offered instead; then it is closed when it has no users. It closes nothing that a
+    call may use: the old data of a model is freed after its last call.
     """
 
-    def __init__(self, bundle: Bundle, folder: str | Path, keys: Sequence[Key] | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle | None = None,
+        left_out: Mapping[str, str] | None = None,
+        folder: str | Path = "",
+        keys: Sequence[Key] | None = None,
+    ) -> None:
         """bundle: that of the models. keys: who must have signed the files, as for `Bundle.with_weights`."""
-        self._bundle, self._folder, self._keys = bundle, Path(folder).resolve(), keys
-        self._bundles: dict[str, Bundle] = {}
+        self.batchers: Mapping[str, Batcher] = {}
+        self.left_out, self.unloaded, self.users, self.replaced = left_out or {}, set[str](), 0, False
         self.given: dict[str, Mapping[str, object]] = {}
+        self._folder, self._keys = Path(folder).resolve(), keys
+        self._bundles = {"": bundle} if bundle else {}  # by the model that has its weights; "": all others
+
+    def enter(self) -> None:
+        """Count one more user."""
+        self.users += 1
+
+    def leave(self, users: int = 1) -> None:
+        """Count one less, and unload the bundle if nobody needs it any more."""
+        self.users -= users
+        if self.replaced and not self.users:
+            self.close()
+
+    def close(self) -> None:
+        """Unload the bundle."""
+        for each in self._bundles.values():
+            each.close()
 
     def adapted(self, models: Mapping[str, Model], files: Mapping[str, str], of: str | None = None) -> dict[str, Model]:
         """Return `FUNCTION.NAME` for each file and each function that binds the replaced file.
@@ -50,17 +76,12 @@ class Swapping:
             raise mistake(f"{what}: the files are {', '.join(every) or 'none'}", "name one of them")
         chosen: dict[str, Model] = {}
         for name, path in files.items():
-            view = self._bundle.with_weights(path, of, keys=self._keys)
+            view = self._bundles[""].with_weights(path, of, keys=self._keys)
             for model in models.values():
                 if (of or every[0]) in _files(model):
                     adapter = chosen[f"{model.name}.{name}"] = model.of(view, f"{model.name}.{name}", warm=False)
                     self._bundles[adapter.name] = view
         return chosen
-
-    def close(self) -> None:
-        """Unload the bundle."""
-        for each in (*self._bundles.values(), self._bundle):
-            each.close()
 
     async def load(self, batcher: Batcher, parameters: Mapping[str, object]) -> Callable[[], None]:
         """Load the weights that a request names for a queue's model, and call it once with each bucket.
@@ -94,7 +115,7 @@ class Swapping:
             what = f"it takes its weights from {', '.join(mine)}" if mine else "no argument of it is bound to weights"
             raise RequestError("request", f"{model.name}: {what}")
         try:
-            before = self._bundles.get(model.name, self._bundle)
+            before = self._bundles.get(model.name, self._bundles[""])
             bundle = before.with_weights(path, None if file is None else str(file), keys=self._keys)
             return model.of(bundle), bundle
         except Refusal as error:
