@@ -1,13 +1,14 @@
 """Rehearsals on CPUs: what a program compiles is found, written the same each time, built, and then found by JAX.
 
-Modules: `stagec_rehearse/commands/rehearse.py`, `stagec_rehearse/commands/program_spec.py`,
-`stagec_rehearse/observing.py`, `stagec_rehearse/programs.py`, `stagec_rehearse/report.py`,
-`stagec_rehearse/running.py`, `stagec_rehearse/start/sitecustomize.py`.
+Modules: `stagec_rehearse/commands/program_report.py`, `stagec_rehearse/commands/program_spec.py`,
+`stagec_rehearse/commands/rehearse.py`, `stagec_rehearse/observing.py`, `stagec_rehearse/programs.py`,
+`stagec_rehearse/report.py`, `stagec_rehearse/running.py`, `stagec_rehearse/start/sitecustomize.py`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import built, hits, specified, stagec
+from compiler.extensions.rehearse.tests.processes import built, hits, reported, rows, specified, stagec
+from stagec.building.limits import in_bytes
 from stagec_rehearse import programs
 from tests.building import ROOT
 
@@ -107,10 +109,55 @@ def test_the_same_run_writes_the_same_bytes(rehearsed: Path, tmp_path: Path) -> 
 
 
 def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
-    """The program is not changed, and compiles nothing."""
-    cache, count = built(rehearsed / "rehearsal", "cpu-avx2", tmp_path)
+    """The program is not changed, and compiles nothing. The page of the build has each program."""
+    rehearsal = rehearsed / "rehearsal"
+    cache, count = built(rehearsal, "cpu-avx2", tmp_path)
     counts = hits("train.py", cache, rehearsed, JAX_PLATFORMS="cpu")
     assert counts["cache_hits"] == counts["compile_requests_use_cache"] == count
+    listed = programs.read(str(rehearsal / programs.NAME)).programs
+    done = reported(rehearsal, "cpu-avx2", sorted(tmp_path.glob("*.costs.json")), tmp_path)
+    assert done.returncode == 0, done.stderr
+    size = {each.file: (tmp_path / f"{each.file}.xla").stat().st_size for each in listed}
+    shown = [tuple(cells[3:]) for cells in rows(tmp_path / "report.html")]
+    assert sorted(shown) == sorted(
+        (in_bytes(size[each.file]), str(each.runs), "cpu-avx2", each.name, each.line) for each in listed
+    )
+    (step,) = (cells for cells in rows(tmp_path / "report.html") if cells[-2] == "jit_step")
+    assert float(step[1]) > 2 * 4 * 8 * 16
+    assert step[2] == "unknown"  # an instruction set has no peak
+    runs, whole = sum(each.runs for each in listed), in_bytes(sum(size.values()))
+    said = f"built for cpu-avx2: {count} programs, {whole}, run {runs} times in the rehearsal"
+    assert said in (tmp_path / "report.html").read_text()
+
+
+def test_what_the_report_of_a_build_tells(tmp_path: Path) -> None:
+    """Programs that are not built, settings, defects of XLA, and what a device takes at least."""
+    costs = tmp_path / f"{'a' * 64}.costs.json"
+    roofline = {"seconds": 2.5e-6, "bound": "memory"}
+    written = {"size": 5000, "avoided": {"xla#1": "xla_o"}, "peak_bytes": "unknown", "flops": 10, "roofline": roofline}
+    costs.write_text(json.dumps(written))
+    head = 'format = 1\ndevice = "h100-sxm"\ndevices = 1\n[versions]\n'
+    kept = f'[[programs]]\nname = "f<b>"\nline = "x.py:3"\nruns = 2\nfile = "{"a" * 64}"\n'
+    kept += 'settings = { x64 = "True" }\n'
+    lost = '[[programs]]\nname = "g"\nline = "x.py:4"\nnot_kept = "it calls back"\n'
+    (tmp_path / programs.NAME).write_text(head + kept + lost)
+    done = reported(tmp_path, "h100-sxm", [costs], tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = ["unknown", "10", "2.5 \N{MICRO SIGN}s, memory", "4.9 KiB", "2"]
+    assert rows(tmp_path / "report.html") == [[*figures, "h100-sxm", "f&lt;b&gt;", "x.py:3"]]
+    page = (tmp_path / "report.html").read_text()
+    assert "<li>1 with x64 = True</li>" in page
+    assert "<li>xla#1 is avoided, with xla_o: f&lt;b&gt; (x.py:3) for h100-sxm</li>" in page
+    assert "<h2>Not built, so JAX compiles it at each start</h2>\n<ul>\n<li>g (x.py:4): it calls back</li>" in page
+    costs.write_text(json.dumps({**written, "flops": "many"}))
+    done = reported(tmp_path, "h100-sxm", [costs], tmp_path)
+    assert done.returncode == 2
+    assert f'{costs}: not the costs of a program: flops: expected a number or "unknown"' in done.stderr
+    other = costs.with_name(f"{'b' * 64}.costs.json")
+    other.write_text(json.dumps(written))
+    done = reported(tmp_path, "h100-sxm", [other], tmp_path)
+    assert done.returncode == 2
+    assert "the costs of f<b> (x.py:3) for h100-sxm are not given\n" in done.stderr
 
 
 def test_keys_that_are_not_those_of_the_programs(rehearsed: Path, tmp_path: Path) -> None:
