@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MARKS = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel", "pyproject.toml", ".git")
 """What only the folder of a workspace has."""
+_SPEC = ".spec.json"
 _HERE = os.uname().machine
 _JOBS = 4
 """The most actions at a time, unless somebody wants more: each has a process that imported JAX."""
@@ -58,7 +59,8 @@ class Local:
     """A manifest that is planned, with what its actions are and what the store has of it.
 
     build: the actions. runner: what does them. inputs: the files that the plan was made of. sources: those that models
-    may import and read. Both are relative to `root`. written: real paths of the files that `write` wrote.
+    may import and read. Both are relative to `root`, as `manifest`. packages: folders of packages, plugins' too.
+    written: real paths of the files that `write` wrote.
     """
 
     def __init__(self, wanted: Wanted, pool: Pool, runs: bool = True) -> None:
@@ -79,6 +81,7 @@ class Local:
         self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest, first)
         _check(self.plan, wanted, manifest)
         paths = Paths(self.plan, self.folder)
+        self._digests, self.manifest = digests, manifest
         self.sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
         _check_names(self.sources)
         self.written = set[str]()
@@ -98,6 +101,9 @@ class Local:
                 elif folder:
                     plugins[platform] = os.pathsep.join([*of_plugin, folder])
         workspace = Workspace(self.root, name, self.sources, packages, facts, plugins)
+        used = {action.platform for action in self.build.actions}
+        of_plugins = (folders.split(os.pathsep) for platform, folders in plugins.items() if platform in used)
+        self.packages = [*packages, *(folder for folders in of_plugins for folder in folders)]
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
         self.runner.outcome.said.update(dict.fromkeys(filter(None, said)))
 
@@ -134,6 +140,30 @@ class Local:
     def files(self) -> list[Path]:
         """Return what the bundle depends on, sorted."""
         return [self.root / path for path in sorted({*self.inputs, *self.runner.outcome.reads, *self.build.weights})]
+
+    def specs(self) -> dict[str, bytes]:
+        """Return the specs of artifacts, by their names."""
+        written = ((os.path.basename(path), text) for path, text in self.build.written.items())
+        return {name.removesuffix(_SPEC): text.encode() for name, text in written if name.endswith(_SPEC)}
+
+    def read(self) -> dict[str, dict[str, str]]:
+        """Return the digests of the manifest, and of what models may read, by path: those that actions were given.
+
+        Left out is what lies beside the bundle.
+        """
+        beside = {os.path.normpath(os.path.join(self.folder, file)) for file in self.build.beside}
+        paths = sorted({self.manifest, *self.sources, *self.build.weights} - beside)
+        digests = {}
+        for path in paths:
+            with blaming(path):
+                digests[path] = {"sha256": self._digests.of(f"{self.root}/{path}")}
+        return digests
+
+    def examined(self) -> list[str]:
+        """Return the files with the rows of libraries that nobody knew before (`examining`)."""
+        from stagec.patches.known_builds import HERE
+
+        return list(filter(os.path.isfile, (f"{folder}/{HERE}" for folder in self.packages)))
 
     def depfile(self, output: str) -> str:
         """Return what the bundle depends on, as Make and Ninja read it. Paths are relative to this folder."""

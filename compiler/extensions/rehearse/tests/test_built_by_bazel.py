@@ -1,4 +1,7 @@
-"""What Bazel builds of a rehearsal: the page of `aot_programs` (rules/private/programs.bzl) in examples/rehearsal."""
+"""What Bazel builds of a rehearsal: the page of `aot_programs` (rules/private/programs.bzl) in examples/rehearsal.
+
+Modules: `stagec_rehearse/commands/program_report.py`, `stagec_rehearse/page.py`.
+"""
 
 from __future__ import annotations
 
