@@ -1,9 +1,10 @@
-"""Build the bundle of a manifest without Bazel, with the packages of this Python."""
+"""Build a manifest, or what was rehearsed, without Bazel, with the packages of this Python."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
     from stagec.local.pool import Pool
     from stagec.trust.provenance import Environment
 
+_LAYER = re.compile(r"([\w.-]+)\.jax_cache\.tar")
+"""The file of a layer, as `aot_programs` names it."""
 _EVERY = 0.3  # seconds between looks at files
 
 OPTIONS = {
-    "manifest": "the manifest, a TOML file",
-    "[--output OUTPUT]": "where to write the bundle (default: NAME.aot in this folder)",
+    "manifest": "the manifest, a TOML file; or the programs.toml of a rehearsal",
+    "[--output OUTPUT]": "where to write the bundle (default: NAME.aot in this folder), or of a rehearsal the layer "
+    "with JAX's compilation cache (default: programs.jax_cache.tar)",
     "[--artifacts FOLDER]": "where to write exported artifacts, executables and their descriptions too",
-    "[--jax-cache FOLDER]": "where to write JAX's compilation cache, if the manifest has jax_cache",
+    "[--jax-cache FOLDER]": "where to write JAX's compilation cache as a folder, if the manifest has jax_cache",
     "[--function NAME]...": "build only this function: the bundle has no other",
     "[--target NAME]...": "build only for this target: the bundle has no other",
     "[--root FOLDER]": "the workspace, from which functions import (default: the nearest folder above the manifest "
@@ -58,6 +62,7 @@ def run(options: Options) -> Answer:
         options.target,
         dict(map(pair, options.plugin)),
         options.jax_cache is not None,
+        named[1] if (named := _LAYER.fullmatch(Path(options.output or "").name)) else "",
     )
     with Pool(Store(default_folder())) as pool:
         if options.watch:
@@ -104,7 +109,7 @@ def _build(options: Options, local: Local) -> Answer:
     explained = "".join(f"{name.removeprefix('action ')}: {', '.join(why[name])}\n" for name in why if options.explain)
     if outcome.failed:
         return Answer({**answer, "output": None}, explained, max(outcome.failed.values()))
-    output = options.output or f"{local.plan['bundle']['name']}.aot"
+    output = options.output or local.output
     local.write(output, options.artifacts, options.jax_cache)
     write_asked(options.depfile, local.depfile(output).encode())
     local.written |= {os.path.realpath(options.depfile)} if options.depfile else set()
@@ -146,7 +151,7 @@ def _attest(options: Options, local: Local, output: str, sha256: str, environmen
     from stagec.trust import provenance, sbom
     from stagec.trust.attestation import Subject
 
-    subject = Subject.of(Archive(output), sha256)
+    subject = Subject.of_layer(output) if local.is_rehearsal else Subject.of(Archive(output), sha256)
     sources, examined = local.read(), provenance.examined_in(map(read_text, local.examined()))
     manifest = local.manifest, sources.pop(local.manifest)["sha256"]
     made = subject, manifest, local.specs(), sources, environments, examined, provenance.LOCAL
