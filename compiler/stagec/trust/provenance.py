@@ -50,7 +50,7 @@ class Wheel:
     @property
     def is_file(self) -> bool:
         """Whether the digest is of the file that was installed."""
-        return "/" not in self.filename
+        return self.filename.endswith((".whl", ".deb"))
 
     @property
     def purl(self) -> str:
@@ -129,15 +129,18 @@ def examined_in(rows: Iterable[str]) -> dict[str, str]:
 def installed(folders: Iterable[str]) -> list[Wheel]:
     """Return the packages in folders that are of no stagec, each by the file that lists what is installed of it.
 
-    That is RECORD, which pip writes with the digest of each file, or else the package's METADATA.
+    That is RECORD, which pip writes with the digest of each file, or else the package's metadata, where it has none.
     """
     ours = {"stagec", *(f"stagec-{extension.name}" for extension in extensions.EXTENSIONS)}
     wheels = []
     for info in (path for folder in folders for path in sorted(Path(folder).glob("*-info"))):
+        described = next(filter(Path.is_file, (info / "METADATA", info / "PKG-INFO", info)), None)
+        if described is None:  # of no package, as Python sees it
+            continue
         distribution = metadata.Distribution.at(info)
-        listed = next(filter(Path.is_file, (info / name for name in ("RECORD", "METADATA", "PKG-INFO"))), None)
-        if listed and normalized(distribution.name) not in ours:
-            name = f"{info.name}/{listed.name}"
+        listed = info / "RECORD" if (info / "RECORD").is_file() else described
+        if normalized(distribution.name) not in ours:
+            name = listed.relative_to(info.parent).as_posix()
             wheels.append(Wheel(distribution.name, distribution.version, name, sha256(listed.read_bytes())))
     return wheels
 
