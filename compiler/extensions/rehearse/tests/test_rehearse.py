@@ -192,7 +192,8 @@ def test_a_rehearsal_that_cannot_be_built(rehearsed: Path, tmp_path: Path) -> No
     done = build(folder, None, "--target", "h100-sxm")
     assert done.returncode == 2
     assert "rehearsal/programs.toml: device: it was rehearsed on cpu, and the target is h100-sxm\n" in done.stderr
-    done = run("-c", f"import stagec; stagec.build('rehearsal/{programs.NAME}', targets=['cpu-avx2'])", cwd=folder)
+    code = f"import stagec; stagec.build('rehearsal/{programs.NAME}', targets=['cpu-avx2'])"
+    done = run("-c", code, cwd=folder, XDG_CACHE_HOME=str(tmp_path / "store"))
     assert done.stderr.endswith(
         "StagecError: rehearsal/programs.toml: a rehearsal has no bundle to load\n  build it with stagec build\n"
     )
