@@ -59,10 +59,12 @@ def _body(report: Report) -> Iterator[str]:
     columns = zip(*(row.figures for row in report.rows), strict=True)
     most = [max(0.0, *(number for number, _ in column)) or 1.0 for column in columns]
     for row in report.ordered:
-        shapes = html.escape(f"({', '.join(row.program.arguments)}) -> {', '.join(row.program.results)}")
-        yield f'<tr title="{shapes}">'
+        yield "<tr>"
         for (number, cell), largest in zip(row.figures, most, strict=True):
             style = f"--share: {100 * max(number, 0) / largest:.1f}%"
             yield f'<td class="number" data-value="{number}" style="{style}">{html.escape(cell)}</td>'
-        yield "".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells[len(row.figures) :]) + "</tr>\n"
+        *target, name, line = map(html.escape, row.cells[len(row.figures) :])
+        yield "".join(f"<td>{cell}</td>" for cell in target)
+        shapes = html.escape(f"({', '.join(row.program.arguments)}) -> {', '.join(row.program.results)}")
+        yield f'<td title="{shapes}">{name}</td><td>{line}</td></tr>\n'
     yield "</tbody>\n</table>\n"

@@ -89,7 +89,7 @@ def reported(rehearsal: Path, target: str, costs: list[Path], cwd: Path) -> subp
 
 def rows(page: Path) -> list[list[str]]:
     """Return the cells of the table of a page."""
-    lines = re.findall(r"<tr title=.*?>(.*)</tr>", page.read_text("utf-8"))
+    lines = re.findall(r"<tr>(<td.*)</tr>", page.read_text("utf-8"))
     return [re.findall(r"<td.*?>(.*?)</td>", line) for line in lines]
 
 
