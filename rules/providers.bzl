@@ -147,7 +147,8 @@ AotJaxCacheInfo = provider(
         "folder": "File: the folder that JAX reads.",
         "layer": "File: the same folder in a .tar file.",
         "entries": "list of struct: an executable each, with its name, names (File: those that it has in the folder), executable " +
-                   "(File), spec (File), key (File: what JAX looks it up by), platform, and plugin (PythonEnvironmentInfo or None).",
+                   "(File), costs (File or None: what it takes), spec (File), key (File: what JAX looks it up by), platform, and " +
+                   "plugin (PythonEnvironmentInfo or None).",
     },
 )
 

@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 import stagec
 from stagec.bundle.archive import Archive
 from stagec.core.builds import naming
+from stagec.trust.provenance import BUILDER, LOCAL
 from tests.building import COMPILER, ROOT, checked, stagec as command
 from tests.nested import NestedBazel, actions, runners, telling
 from tests.signed import write_keys
@@ -870,9 +871,16 @@ def without_bazel(built: Workspace, tmp_path: Path) -> Callable[..., dict[str, A
 def test_the_same_bytes_without_bazel(
     built: Workspace, without_bazel: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    answer = without_bazel("--output", str(tmp_path / "models.aot"))
+    lists = [built.fetched()[name] / "packages.json" for name in ("stagec_python", "stagec_planning")]
+    words = {f"--{name}": str(tmp_path / f"models.{name}") for name in ("output", "statement", "sbom")}
+    packages = [word for path in lists for word in ("--packages", str(path))]
+    answer = without_bazel(*itertools.chain(*words.items()), *packages)
     assert answer["sha256"] == hashlib.sha256(built.output("models.aot").read_bytes()).hexdigest()
-    assert (tmp_path / "models.aot").read_bytes() == built.output("models.aot").read_bytes()
+    assert (tmp_path / "models.output").read_bytes() == built.output("models.aot").read_bytes()
+    assert (tmp_path / "models.sbom").read_bytes() == built.output("models.sbom.json").read_bytes()
+    # It names who built it, and all the rest is the same.
+    statement = (tmp_path / "models.statement").read_text().replace(LOCAL, BUILDER)
+    assert statement == built.output("models.intoto.json").read_text()
 
 
 def words_of(action: dict[str, Any]) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ PACKAGES: Mapping[str, Package] = {
         "jaxlib",
     ),
     "stagec_rehearse.commands": _package(
-        "`stagec rehearse`, `action program-spec`",
+        "`stagec rehearse`, `action program-spec`, `action program-report`",
         "cli core hardware stagec_rehearse",
     ),
     "stagec_rehearse.start": _package(

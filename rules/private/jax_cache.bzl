@@ -35,7 +35,7 @@ def _key(ctx, export, executable, committed):
     )
     return key
 
-def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
+def jax_cache_entry(ctx, executable, key, machines = [], series = "", has_costs = False):
     """Declares an executable of a key, and the names that it has in the cache.
 
     Args:
@@ -46,6 +46,7 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
       machines: list of string, fingerprints of machines to name it for.
       series: string, what all those have in common that one process may compile, one after the other; "" for a process of
         its own.
+      has_costs: whether to write what it takes, for a report.
 
     Returns:
       struct: what AotJaxCacheInfo has of it.
@@ -59,6 +60,8 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
     arguments.add("--key", key)
     arguments.add("--output", compiled)
     arguments.add("--entry", names)
+    costs = [ctx.actions.declare_file(prefix + ".costs.json")] if has_costs else []
+    arguments.add_all(costs, before_each = "--costs")
     arguments.add_all(machines, before_each = "--machine")
     if series:
         arguments.add("--series=" + series)
@@ -69,7 +72,7 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
         command = "action jax-compile",
         arguments = arguments,
         inputs = depset([executable.spec, key]),
-        outputs = [compiled, names],
+        outputs = [compiled, names] + costs,
         plugin = executable.plugin,
         examined = executable.examined,
     )
@@ -77,6 +80,7 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
         name = executable.name,
         names = names,
         executable = compiled,
+        costs = (costs + [None])[0],
         spec = executable.spec,
         key = key,
         platform = executable.platform,
@@ -84,13 +88,14 @@ def jax_cache_entry(ctx, executable, key, machines = [], series = ""):
         examined = executable.examined,
     )
 
-def jax_cache_folder(ctx, manifest, entries):
+def jax_cache_folder(ctx, manifest, entries, groups = {}):
     """Declares the folder with all entries, and the same as a layer of an image.
 
     Args:
       ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
       manifest: string, what messages call the file that lists the programs.
       entries: list of what `jax_cache_entry` returns.
+      groups: more output groups.
 
     Returns:
       list of providers.
@@ -117,7 +122,7 @@ def jax_cache_folder(ctx, manifest, entries):
     )
     return [
         DefaultInfo(files = depset([folder]), runfiles = ctx.runfiles([folder])),
-        OutputGroupInfo(layer = depset([layer])),
+        OutputGroupInfo(layer = depset([layer]), **groups),
         AotJaxCacheInfo(folder = folder, layer = layer, entries = entries),
     ]
 

@@ -10,6 +10,8 @@ load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:signing.bzl", "aot_signing")
 
+_CACHE = ".jax_cache"
+
 def _platform(target):
     """Returns what the targets of a rehearsal are for; a slice of TPUs is a generation and its chips, as "v5e:2x4"."""
     if "_" in target or "=" in target:
@@ -41,6 +43,30 @@ def _spec(ctx, target):
     )
     return spec
 
+def _report(ctx, entries):
+    """Declares the page about what was built. entries: pairs of a target and what `jax_cache_entry` returns."""
+    page = ctx.actions.declare_file(ctx.label.name[:-len(_CACHE)] + ".report.html")
+    arguments = ctx.actions.args()
+    arguments.add("--programs", ctx.file.programs)
+    arguments.add("--output", page)
+    for target, one in entries:
+        arguments.add("--costs=%s:%s:%s" % (_digest(one.key), one.costs.path, target))
+    compiler_action(
+        ctx,
+        mnemonic = "StagecProgramReport",
+        progress_message = "Reporting on %s" % label_of(ctx.label),
+        command = "action program-report",
+        arguments = arguments,
+        inputs = depset([ctx.file.programs] + [one.costs for _, one in entries]),
+        outputs = [page],
+        extension = extension_of(ctx.attr._rehearse),
+        worker = False,
+    )
+    return page
+
+def _digest(key):
+    return key.basename[:-len(".key")]
+
 def _aot_programs_impl(ctx):
     plugin = ctx.attr.plugin[PythonEnvironmentInfo] if ctx.attr.plugin else None
     entries = []
@@ -48,7 +74,7 @@ def _aot_programs_impl(ctx):
         spec = _spec(ctx, target)
         for key in ctx.files.keys:
             program = struct(
-                name = "%s.%s" % (_file_name(target), key.basename[:-len(".key")]),
+                name = "%s.%s" % (_file_name(target), _digest(key)),
                 spec = spec,
                 platform = _platform(target),
                 plugin = plugin,
@@ -57,14 +83,16 @@ def _aot_programs_impl(ctx):
 
             # One process compiles hundreds of small programs, one after the other. To start takes it as long as to compile some:
             # 356 programs for a CPU take 0.54 of the time, and 32 for an NVIDIA device a third. Their bytes are the same.
-            entries.append(jax_cache_entry(ctx, program, key, series = "%s %s" % (label_of(ctx.label), target)))
-    return jax_cache_folder(ctx, ctx.file.programs.short_path, entries)
+            series = "%s %s" % (label_of(ctx.label), target)
+            entries.append((target, jax_cache_entry(ctx, program, key, series = series, has_costs = True)))
+    groups = {"report": depset([_report(ctx, entries)])}
+    return jax_cache_folder(ctx, ctx.file.programs.short_path, [one for _, one in entries], groups)
 
 _aot_programs = rule(
     implementation = _aot_programs_impl,
     doc = "Writes the folder `<name>`, which a JAX program uses as its persistent compilation cache: all that it compiled in a " +
           "rehearsal. XLA compiles each program to the same bytes in each build (StagecJaxCompile). The output group `layer` " +
-          "is the folder as `<name>.tar`, a layer of an image. docs/rehearse.md has the details.",
+          "is the folder as `<name>.tar`, a layer of an image, and `report` a page about the programs. docs/rehearse.md has the details.",
     attrs = {
         "programs": attr.label(
             doc = "The programs.toml that `stagec rehearse` wrote.",
@@ -93,7 +121,7 @@ def aot_programs(name, programs, targets, **kwargs):
 
     `<name>.jax_cache` is the folder; its output group `layer` is the same as `<name>.jax_cache.tar`, a layer of an image.
     `<name>.provenance` is statement and SBOM of the layer, `<name>.sign` signs it, and `<name>.reproducibility_test` builds
-    all programs twice again.
+    all programs twice again. `<name>.report` is `<name>.report.html`, a page that needs no network: what each program takes.
 
     Args:
       name: string, what the names of the targets begin with.
@@ -106,7 +134,7 @@ def aot_programs(name, programs, targets, **kwargs):
     if not keys:
         fail("aot_programs %s: there are no keys in %s/programs: rehearse the program first (docs/rehearse.md)" % (name, folder))
     plugins = [PLUGINS[_platform(target)] for target in targets if _platform(target) != "cpu"]
-    cache = name + ".jax_cache"
+    cache = name + _CACHE
     tags = kwargs.pop("tags", [])
     _aot_programs(
         name = cache,
@@ -125,6 +153,9 @@ def aot_programs(name, programs, targets, **kwargs):
         tags = tags,
         **kwargs
     )
+
+    # Nobody reads it after each build of //...
+    native.filegroup(name = name + ".report", srcs = [":" + cache], output_group = "report", tags = tags + ["manual"], **kwargs)
     aot_signing(name = name + ".sign", provenance = ":" + name + ".provenance", tags = tags + ["manual"], **kwargs)
     aot_reproducibility_test(
         name = name + ".reproducibility_test",

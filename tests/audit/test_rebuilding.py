@@ -37,9 +37,8 @@ def root(tmp_path: Path) -> Path:
 def rebuild(bundle: Path, root: Path, edit: Callable[[dict[str, Any]], object]) -> str:
     """What the command says of a statement whose build definition is edited."""
     archive = Archive(bundle)
-    statement = json.loads(
-        provenance.statement(Subject.of(archive, archive.sha256()), ("models/m.toml", MANIFEST), {}, {}, [])
-    )
+    manifest = "models/m.toml", hashlib.sha256(MANIFEST).hexdigest()
+    statement = json.loads(provenance.statement(Subject.of(archive, archive.sha256()), manifest, {}, {}, []))
     build = statement["predicate"]["buildDefinition"]
     build["resolvedDependencies"].append(dict(SOURCE))
     edit(build)

@@ -136,7 +136,7 @@ def _located(path: Path) -> bytes:
 def _statement(bundle: bytes) -> bytes:
     archive = Archive("zoo.aot", bundle)
     inputs = (
-        ("zoo.toml", b""),
+        ("zoo.toml", "0" * 64),
         {"zoo.loop": b"{}"},
         {},
         [Environment("3.11.2", (Wheel("jax", "1", "jax.whl", "0" * 64),))],

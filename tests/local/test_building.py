@@ -7,8 +7,11 @@ Modules: `cli/build.py`, `cli/store.py`, `local/actions.py`, `local/building.py`
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
+import re
 import select
 import shlex
 import shutil
@@ -23,12 +26,14 @@ import numpy as np
 import pytest
 
 import stagec
+from stagec.bundle.archive import Archive
 from stagec.core.messages.errors import StagecError
 from stagec.local import actions, building, environment
 from stagec.local.building import Local, Wanted
 from stagec.local.environment import Workspace as Workspaces
 from stagec.local.pool import Pool
 from stagec.local.store import Store
+from stagec.trust.attestation import Statement
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand, build_jax_cache
 from tests.page_blocks import commands, files
 from tests.users import WAYS, isolation, needs_isolation, where
@@ -242,6 +247,72 @@ def test_jaxs_cache_is_the_one_of_its_commands(built: Workspace, tmp_path: Path)
         "models/m.toml: functions.double.jax_cache: it has nothing for JAX's compilation cache\n"
         "  write jax_cache = true in it (docs/with-jax.md)\n"
     )
+
+
+def test_what_a_bundle_was_built_from(built: Workspace, tmp_path: Path) -> None:
+    words = ["--statement", "m.intoto.json", "--sbom", "m.sbom.json"]
+    done = built.run(*words)
+    assert done.returncode == 0, done.stderr
+    statement = json.loads((built.root / "m.intoto.json").read_text())
+    archive = Archive(built.root / "m.aot")
+    Statement.read(json.dumps(statement).encode(), "m").check(archive, "m", archive.sha256())  # type: ignore[arg-type]
+    assert statement["predicate"]["runDetails"]["builder"]["id"] == "urn:stagec:builder:stagec-build"
+    build = statement["predicate"]["buildDefinition"]
+    assert set(build["internalParameters"]["slices"]) == {
+        *("m.double", "m.shift", "m.double.cpu.n1", "m.double.cpu.n2", "m.shift.cpu")
+    }
+    assert build["internalParameters"]["python"] == [platform.python_version()]
+    resolved = {each["name"]: each["digest"] for each in build["resolvedDependencies"]}
+    for name in ("models/m.toml", "models/f.py", "models/g.py", "models/shared.py", "models/other.py"):
+        assert resolved.pop(name) == {"sha256": hashlib.sha256((built.root / name).read_bytes()).hexdigest()}
+    # Nothing says which wheels these packages came in.
+    jax = importlib.metadata.distribution("jax")
+    record = Path(str(jax.locate_file(f"jax-{jax.version}.dist-info/RECORD")))
+    digest = {"sha256": hashlib.sha256(record.read_bytes()).hexdigest()}
+    assert resolved[f"jax-{jax.version}.dist-info/RECORD"] == digest
+    assert [name for name in resolved if not re.fullmatch(r"[^/]+-info/(RECORD|METADATA|PKG-INFO)", name)] == []
+    assert not any(name.startswith("stagec") for name in resolved)
+    said = f"m.intoto.json: {len(resolved)} packages are named by what is installed of them, because no --packages has"
+    assert said in done.stderr
+    (component,) = (
+        each for each in json.loads((built.root / "m.sbom.json").read_text())["components"] if each["name"] == "jax"
+    )
+    assert "hashes" not in component
+    assert component["properties"] == [{"name": "stagec:installed", "value": f"jax-{jax.version}.dist-info/RECORD"}]
+    # A list has some of the wheels; and elsewhere, with all of it kept, the same bytes are written.
+    wheel = {"name": "jax", "version": jax.version, "filename": "jax-py3-none-any.whl", "sha256": "0" * 64}
+    (tmp_path / "some.json").write_text(json.dumps({"python": platform.python_version(), "packages": [wheel]}))
+    given = [*words, "--packages", str(tmp_path / "some.json")]
+    assert built.build(*given) == set()
+    text = (built.root / "m.intoto.json").read_text()
+    listed = {each["name"] for each in json.loads(text)["predicate"]["buildDefinition"]["resolvedDependencies"]}
+    assert {*resolved} - listed == {f"jax-{jax.version}.dist-info/RECORD"}
+    assert wheel["filename"] in listed
+    moved = Workspace(tmp_path / "elsewhere", {})
+    shutil.copytree(built.root, moved.root)
+    moved.environment = built.environment
+    (moved.root / "m.intoto.json").unlink()
+    assert moved.build(*given) == set()
+    assert (moved.root / "m.intoto.json").read_text() == text
+
+
+def test_lists_of_packages_that_are_not_those_of_the_build(built: Workspace) -> None:
+    wheel = {"name": "jax", "version": "0.0.1", "filename": "jax.whl", "sha256": "0" * 64}
+    for name, python in (("other.json", "3.9.1"), ("old.json", platform.python_version())):
+        built.write(name, json.dumps({"python": python, "packages": [wheel]}))
+    built.write("none.json", "{}")
+    before = built.sha256()
+    built.write("models/shared.py", "TWO = 3\n")
+    said = built.refusal("--statement", "s", "--packages", "other.json", "--packages", "old.json")
+    write = "  write one, and give it: python3 -m pip install --dry-run --ignore-installed --report packages.json -r "
+    here = platform.python_version()
+    assert f"other.json: it is of Python 3.9.1, and this is {here}\n{write}" in said
+    assert f"old.json: it lists what is not installed here: jax 0.0.1\n{write}" in said
+    said = built.refusal("--sbom", "s", "--packages", "none.json")
+    assert said == "none.json: not a list of packages: the key 'packages' is missing\n"
+    assert built.refusal("--packages", "old.json") == "--packages is for --statement or --sbom: leave it out\n"
+    assert built.sha256() == before  # it was refused before anything was built
+    assert not (built.root / "s").exists()
 
 
 def test_what_would_run(built: Workspace) -> None:
@@ -598,10 +669,11 @@ def test_the_page(tmp_path: Path) -> None:
     for line in [*commands("docs/without-bazel.md"), f"{shlex.join(PYTHON)} notebook.py"]:
         if shutil.which(line.split()[0]) or line.startswith("stagec"):
             done = workspace.shell(line)
-            # What the bundle's action says of an old jax depends on today.
-            assert (done.returncode, done.stderr.partition("warning: JAX promises")[0]) in (
+            # What the bundle's action says of an old jax depends on today, and what a statement says on the packages.
+            assert (done.returncode, re.split(r"warning: JAX promises|\d+ packages are named", done.stderr)[0]) in (
                 (0, ""),
                 (0, "models/models.toml: "),
+                (0, "models.intoto.json: "),
             ), line
     assert done.stdout == "(32, 10)\n"
     assert {"models.predict.exported", "models.predict.cpu-avx2.batch32.xla"} <= {

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stagec.trust.provenance import Wheel, directory_hash
+from stagec.trust.provenance import Wheel, directory_hash, installed
 from tests.building import COMPILER, stagec
 from tests.signed import write_bundle_of, write_provenance
 
@@ -183,6 +183,26 @@ def test_a_list_of_packages_that_is_none(bundle: Path, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (2, "packages.json: not a list of packages: the key 'python' is missing\n")
     assert [path.name for path in tmp_path.iterdir()] == ["packages.json"]
+
+
+def test_installed_packages_whose_wheels_nobody_knows(tmp_path: Path) -> None:
+    """By pip, by Debian, by an old setuptools; and what is not a package."""
+    files = {
+        "a_b-1.dist-info/METADATA": "Name: A.b\nVersion: 1\n",
+        "a_b-1.dist-info/RECORD": "a.py,sha256=x,1\r\n",
+        "c-2.egg-info/PKG-INFO": "Name: c\nVersion: 2\n",
+        "d-3.egg-info": "Name: d\nVersion: 3\n",
+        "e-4.dist-info/INSTALLER": "pip\n",
+        "stagec_arrays-1.dist-info/METADATA": "Name: stagec_arrays\nVersion: 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode())
+    names = ("A.b", "1", "a_b-1.dist-info/RECORD"), ("c", "2", "c-2.egg-info/PKG-INFO"), ("d", "3", "d-3.egg-info")
+    digests = (hashlib.sha256(files[name].encode()).hexdigest() for _, _, name in names)
+    packages = installed([str(tmp_path / "none"), str(tmp_path)])
+    assert packages == [Wheel(*name, digest) for name, digest in zip(names, digests, strict=True)]
+    assert not any(package.is_file for package in packages)
 
 
 def test_the_url_of_a_package_of_debian() -> None:

@@ -11,14 +11,15 @@ nothing that stagec did not look at.
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Iterator, Sequence
 
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
-from stagec.backends import compilation
-from stagec.backends.compilation import CannotCompile
+from stagec.backends import analysis, compilation
+from stagec.backends.compilation import CannotCompile, CompiledModule
 from stagec.building.compilation import problem
 from stagec.core.builds.specs import CpuTarget, ExecutableSpec, TargetSpec
 from stagec.core.data import wire
@@ -34,8 +35,10 @@ _DEBUG_OPTIONS = (3, 3)
 (https://github.com/openxla/xla/blob/main/xla/pjrt/proto/compile_options.proto)."""
 
 
-def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequence[str]) -> tuple[bytes, list[Entry]]:
-    """Compile the module in a key of JAX's compilation cache; return the executable, and the names of its entries.
+def compile_for_jax(
+    keys: Sequence[Key], spec: ExecutableSpec, machines: Sequence[str]
+) -> tuple[CompiledModule, list[Entry]]:
+    """Compile the module in a key of JAX's compilation cache; return XLA's result, and the names of its entries.
 
     keys: of one program, in the ways in which programs call it: they differ in where arguments lie. XLA compiles each
         to the same executable, so stagec compiles only the first.
@@ -69,7 +72,14 @@ def compile_for_jax(keys: Sequence[Key], spec: ExecutableSpec, machines: Sequenc
         topologies = {target.name: compiled.devices[jax_entries.TOPOLOGY], **topologies}
     named = [_on_devices(key.with_parts(compiled.devices), target.platform, compiled.device_ids) for key in keys]
     purpose = spec.function, spec.variant, target.name, spec.bucket
-    return compiled.executable, [jax_entries.entry(key, topologies, *purpose) for key in named]
+    return compiled, [jax_entries.entry(key, topologies, *purpose) for key in named]
+
+
+def costs(compiled: CompiledModule, target: TargetSpec) -> str:
+    """Return what a report says of an executable, as JSON: `analysis.of_module`, its "size", and "avoided" defects."""
+    hardware = compiled.hardware or compilation.backend(target.platform).hardware(target)
+    sizes = {"size": len(compiled.executable), "avoided": compiled.avoided}
+    return json.dumps({**sizes, **analysis.of_module(compiled, hardware)}, indent=1) + "\n"
 
 
 def _parsed(key: Key) -> ir.Module:

@@ -6,29 +6,22 @@ import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, Options, Sums, read_text, write_parts, write_whole
-from stagec.cli.options import WEIGHTS, only_with
+from stagec.cli.files import Answer, Options, Sums, read_packages, write_parts, write_whole
+from stagec.cli.options import REPORT, STATEMENT, WEIGHTS, only_with
 from stagec.core.messages.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
     from stagec.trust.provenance import Environment
 
-_REPORT = (
-    "write one, and give it: python3 -m pip install --dry-run --ignore-installed --report packages.json -r YOUR.lock"
-)
-
 OPTIONS = {
     "bundle": "the bundle (.aot); it stays as it is",
     "--output OUTPUT": "where to write the bundle with more executables",
-    "[--statement STATEMENT]": "where to write its in-toto statement, which stagec sign takes",
-    "[--sbom SBOM]": "where to write the CycloneDX SBOM of what compiled them",
     "[--target NAME]...": "a target to compile for (default: all that the bundle has executables for)",
     "[--reuse]": "call each executable of an older jaxlib once, take those with the right results, compile the others",
     **WEIGHTS,
     "[--key FILE]...": "a public key that is trusted: with one, the bundle must be signed",
     "[--signature FILE]...": "an envelope, or a signature of Model Signing (default: those beside the bundle)",
-    "[--packages FILE]...": "with --statement or --sbom: the packages of this environment, as `pip install --report` "
-    "or a Bazel environment's packages.json has them",
+    **STATEMENT,
 }
 
 
@@ -41,10 +34,7 @@ def run(options: Options) -> Answer:
     from stagec.trust import attestation, provenance, sbom
 
     only_with("--reuse", options.reuse, options, "weights")
-    environments = []
-    for path in options.packages:
-        with blaming(path, what="not a list of packages: ", of=(ValueError,)):
-            environments.append(provenance.read_environment(read_text(path)))
+    environments = read_packages(options.packages)
     if options.statement or options.sbom:
         _check_packages(environments)
     if options.key:
@@ -86,4 +76,4 @@ def _check_packages(environments: Sequence[Environment]) -> None:
         return
     what = f"a statement and an SBOM list the packages that compile, {here}"
     what += ", and the lists given are of others" if environments else ", and no list of them is given"
-    raise StagecError(Problem("", "--packages", what, _REPORT))
+    raise StagecError(Problem("", "--packages", what, REPORT))

@@ -1,28 +1,35 @@
-"""Build the bundle of a manifest without Bazel, with the packages of this Python."""
+"""Build a manifest, or what was rehearsed, without Bazel, with the packages of this Python."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from stagec.cli.files import Answer, Options, pair, write_asked
-from stagec.cli.options import PLUGINS, at_least, value
-from stagec.core.messages.errors import StagecError, mistake, printable
+from stagec.cli.files import Answer, Options, pair, read_packages, read_text, write_asked
+from stagec.cli.options import PLUGINS, REPORT, STATEMENT, at_least, only_with, value
+from stagec.core.messages.errors import Problem, StagecError, mistake, printable
 
 if TYPE_CHECKING:
     from stagec.local.building import Local, Wanted
     from stagec.local.pool import Pool
+    from stagec.trust.provenance import Environment
 
+_LAYER = re.compile(r"([\w.-]+)\.jax_cache\.tar")
+"""The file of a layer, as `aot_programs` names it."""
 _EVERY = 0.3  # seconds between looks at files
 
 OPTIONS = {
-    "manifest": "the manifest, a TOML file",
-    "[--output OUTPUT]": "where to write the bundle (default: NAME.aot in this folder)",
+    "manifest": "the manifest, a TOML file; or the programs.toml of a rehearsal",
+    "[--output OUTPUT]": "where to write the bundle (default: NAME.aot in this folder), or of a rehearsal the layer "
+    "with JAX's compilation cache (default: programs.jax_cache.tar)",
     "[--artifacts FOLDER]": "where to write exported artifacts, executables and their descriptions too",
-    "[--jax-cache FOLDER]": "where to write JAX's compilation cache, if the manifest has jax_cache",
+    "[--jax-cache FOLDER]": "where to write JAX's compilation cache as a folder, if the manifest has jax_cache",
     "[--function NAME]...": "build only this function: the bundle has no other",
     "[--target NAME]...": "build only for this target: the bundle has no other",
     "[--root FOLDER]": "the workspace, from which functions import (default: the nearest folder above the manifest "
@@ -36,6 +43,7 @@ OPTIONS = {
     "[--explain]": "say why each action runs, too: what has changed since this workspace was built",
     "[--watch]": "build again after each edit, until Ctrl-C: the processes that imported JAX stay",
     "[--depfile FILE]": "write what the bundle depends on to this file, as Make and Ninja read it",
+    **STATEMENT,
 }
 
 
@@ -44,6 +52,7 @@ def run(options: Options) -> Answer:
     from stagec.local.pool import Pool
     from stagec.local.store import Store, default_folder
 
+    only_with("--statement or --sbom", options.statement or options.sbom, options, "packages")
     wanted = Wanted(
         options.manifest,
         options.root,
@@ -53,6 +62,7 @@ def run(options: Options) -> Answer:
         options.target,
         dict(map(pair, options.plugin)),
         options.jax_cache is not None,
+        named[1] if (named := _LAYER.fullmatch(Path(options.output or "").name)) else "",
     )
     with Pool(Store(default_folder())) as pool:
         if options.watch:
@@ -90,6 +100,7 @@ def _watch(options: Options, wanted: Wanted, pool: Pool) -> NoReturn:
 
 
 def _build(options: Options, local: Local) -> Answer:
+    environments = _environments(options, local) if options.statement or options.sbom else []
     outcome = local.run(options.jobs, options.keep_going)
     for text in (*outcome.said, *outcome.failed):
         sys.stderr.write(printable(text))
@@ -98,15 +109,58 @@ def _build(options: Options, local: Local) -> Answer:
     explained = "".join(f"{name.removeprefix('action ')}: {', '.join(why[name])}\n" for name in why if options.explain)
     if outcome.failed:
         return Answer({**answer, "output": None}, explained, max(outcome.failed.values()))
-    output = options.output or f"{local.plan['bundle']['name']}.aot"
+    output = options.output or local.output
     local.write(output, options.artifacts, options.jax_cache)
     write_asked(options.depfile, local.depfile(output).encode())
     local.written |= {os.path.realpath(options.depfile)} if options.depfile else set()
     digest, size = outcome.made[local.build.bundle]
+    if environments:
+        _attest(options, local, output, digest, environments)
     return Answer(
         {**answer, "output": output, "bytes": size, "sha256": digest},
         f"{explained}{output}  {size:,} bytes  {len(outcome.ran)} actions ran, {outcome.kept} were kept\n",
     )
+
+
+def _environments(options: Options, local: Local) -> list[Environment]:
+    """Return the lists of packages that were given, and what no list has. Raises StagecError for a list of others."""
+    from stagec.trust import provenance
+    from stagec.trust.provenance import Wheel
+
+    def known(wheel: Wheel) -> tuple[str, str]:
+        return provenance.normalized(wheel.name), wheel.version
+
+    here, there = platform.python_version(), {known(wheel): wheel for wheel in provenance.installed(local.packages)}
+    environments, problems = read_packages(options.packages), []
+    for path, environment in zip(options.packages, environments, strict=True):
+        lacking = ", ".join(" ".join(known(wheel)) for wheel in environment.wheels if known(wheel) not in there)
+        if environment.python != here:
+            problems.append(Problem(path, "", f"it is of Python {environment.python}, and this is {here}", REPORT))
+        elif lacking:
+            problems.append(Problem(path, "", f"it lists what is not installed here: {lacking}", REPORT))
+    if problems:
+        raise StagecError(*problems)
+    listed = {known(wheel) for environment in environments for wheel in environment.wheels}
+    others = tuple(wheel for package, wheel in there.items() if package not in listed)
+    return [*environments, provenance.Environment(here, others)]
+
+
+def _attest(options: Options, local: Local, output: str, sha256: str, environments: Sequence[Environment]) -> None:
+    """Write the statement and the SBOM of a bundle."""
+    from stagec.bundle.archive import Archive
+    from stagec.trust import provenance, sbom
+    from stagec.trust.attestation import Subject
+
+    subject = Subject.of_layer(output) if local.is_rehearsal else Subject.of(Archive(output), sha256)
+    sources, examined = local.read(), provenance.examined_in(map(read_text, local.examined()))
+    manifest = local.manifest, sources.pop(local.manifest)["sha256"]
+    made = subject, manifest, local.specs(), sources, environments, examined, provenance.LOCAL
+    write_asked(options.statement, provenance.statement(*made).encode())
+    write_asked(options.sbom, sbom.bill_of_materials(subject, environments).encode())
+    local.written |= {os.path.realpath(path) for path in (options.statement, options.sbom) if path}
+    if names := [wheel.name for wheel in environments[-1].wheels]:
+        what = f"{len(names)} packages are named by what is installed of them, because no --packages has their wheels"
+        sys.stderr.write(printable(f"{Problem(options.statement or options.sbom, '', what, REPORT)}\n"))
 
 
 def _dry_run(local: Local, explain: bool) -> Answer:

@@ -18,6 +18,7 @@ from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, 
 if TYPE_CHECKING:
     from stagec.bundle.safetensors import Tensor
     from stagec.bundle.sources import OnDisk
+    from stagec.trust.provenance import Environment
 
 Options: TypeAlias = argparse.Namespace
 """The options of a command: a value for each of its `OPTIONS`."""
@@ -94,6 +95,17 @@ def read_weights(given: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         with blaming(path, what="not a safetensors file: "):
             weights[name] = safetensors.read(path)
     return weights
+
+
+def read_packages(paths: Sequence[str]) -> list[Environment]:
+    """Return what lists of packages say (`provenance.read_environment`). Raises StagecError, naming the file."""
+    from stagec.trust import provenance
+
+    environments = []
+    for path in paths:
+        with blaming(path, what="not a list of packages: ", of=(ValueError,)):
+            environments.append(provenance.read_environment(read_text(path)))
+    return environments
 
 
 def read_arrays(path: str) -> dict[str, Any]:

@@ -88,6 +88,17 @@ WEIGHTS = {"[--weights FOLDER]": "the folder with the files of weights beside th
 """Of a command that reads a bundle with weights beside it."""
 INVENTORY = {"[--inventory FILE]...": "the inventory of an executable (default: those beside the bundle)"}
 """Of a command that compares what executables take."""
+STATEMENT = {
+    "[--statement STATEMENT]": "where to write the bundle's in-toto statement, which stagec sign takes",
+    "[--sbom SBOM]": "where to write the CycloneDX SBOM of what it was compiled with",
+    "[--packages FILE]...": "with --statement or --sbom: the packages of this environment, as `pip install --report` "
+    "or a Bazel environment's packages.json has them",
+}
+"""Of a command that builds a bundle with the packages of its Python."""
+REPORT = (
+    "write one, and give it: python3 -m pip install --dry-run --ignore-installed --report packages.json -r YOUR.lock"
+)
+"""What to write where `STATEMENT` has no list of packages, or one of others."""
 PLUGINS = {"[--plugin PLATFORM=FOLDER]...": "packages that only compiling for the platform may import"}
 """Of a command that compiles."""
 

@@ -1,11 +1,13 @@
 """The actions of a plan, with their command lines: those that rules/private/*.bzl declare to Bazel for `aot_manifest`.
 
-A test compares the two, word by word (tests/test_e2e.py).
+A test compares the two, word by word (tests/test_e2e.py). For the programs of a rehearsal, they are those of
+`aot_programs`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +46,9 @@ class Build:
     """All actions of a bundle, each after those whose outputs it reads.
 
     actions: of the bundle, and of what else was asked for. written: the content of files that are inputs: specs.
-    bundle: its path. jax_cache: the path of JAX's compilation cache, a .tar file. beside: files of weights that lie
-    beside the bundle, relative to the manifest's folder. weights: all such files that actions read, relative to the
-    execution root.
+    bundle: its path; of programs, that of JAX's compilation cache. jax_cache: the path of that, a .tar file. beside:
+    files of weights that lie beside the bundle, relative to the manifest's folder. weights: all such files that actions
+    read, relative to the execution root.
     """
 
     actions: Sequence[Action]
@@ -132,6 +134,37 @@ def build(
         if artifact["spec"]["golden"].get("inputs")
     ]
     return Build(actions, written, paths.made(f"{paths.name}.aot"), paths.jax_cache, beside, read)
+
+
+def programs(path: str, name: str, keys: Sequence[str], targets: Sequence[str]) -> Build:
+    """Return the actions of the programs of a rehearsal.
+
+    path: of its programs.toml, relative to the workspace, as `keys` are: the files of programs' keys.
+    name: of what is built. targets: as `aot_programs` has them.
+    """
+    paths = Paths({"bundle": {"name": name}}, os.path.dirname(path))
+    folder = paths.jax_cache.removesuffix(".tar")
+    actions: list[Action] = []
+    entries: list[str] = []
+    costs: dict[str, str] = {}
+    for target in targets:
+        platform = "cpu" if target.startswith("cpu") else "tpu" if ":" in target else "cuda"
+        called = target.replace(":", "-")
+        spec = f"{folder}.{called}.spec.json"
+        words = ["--programs", path, f"--target={target}", "--output", spec]
+        words += [word for key in keys for word in ("--key", key)]
+        actions.append(Action(f"{name}.{called}", "action program-spec", words, [path, *keys], [spec], in_worker=False))
+        for key in keys:
+            digest = os.path.basename(key).removesuffix(".key")
+            cost = f"{folder}.parts/{called}.{digest}.costs.json"
+            costs[cost] = f"{digest}:{cost}:{target}"
+            more = ["--costs", cost, f"--series={path} {target}"]
+            actions.append(_compile_for_jax(folder, f"{called}.{digest}", spec, key, platform, more, [cost], entries))
+    words = [*_flat({"--programs": path, "--output": paths.made(f"{name}.report.html")})]
+    words += [f"--costs={each}" for each in costs.values()]
+    page = Action(f"{name}.report", "action program-report", words, [path, *costs], [words[3]], in_worker=False)
+    actions += [_jax_cache_folder(paths, path, entries), page]
+    return Build(actions, {}, paths.jax_cache, paths.jax_cache, [], [])
 
 
 def modules_of(spec: Mapping[str, Any]) -> list[str]:
@@ -294,22 +327,42 @@ def _jax_cache(
         if name not in of:  # not asked for
             continue
         stem, spec, target = f"{folder}.parts/{name}", f"{paths.made(name)}.spec.json", specs[name]["target"]
-        key, executable, entry = (f"{stem}.{suffix}" for suffix in ("key", "xla", "json"))
+        key = f"{stem}.key"
         inputs = [f"{paths.made(of[name])}.spec.json", spec]
         words = ["--output", key, "--executable", spec, "--spec", inputs[0]]
         for way in ways:
             words += ["--committed", ",".join(map(str, way)) or "none"]
         plugins = specs[of[name]]["plugins"]
         yield _model(paths, name, "action jax-key", [*words, *roots], inputs, [key], of[name], plugins)
-        words = [f"--label={name}", "--spec", spec, "--key", key, "--output", executable, "--entry", entry]
+        words = []
         for machine in plan["jax_cache"]["machines"].get(target["name"], ()):
             words += ["--machine", machine]
-        yield Action(name, "action jax-compile", words, [spec, key], [executable, entry], platform=target["platform"])
-        entries += ["--entry", ":".join([name, entry, executable])]
+        yield _compile_for_jax(folder, name, spec, key, target["platform"], words, [], entries)
+    yield _jax_cache_folder(paths, exports[0]["spec"]["manifest"], entries)
+
+
+def _compile_for_jax(
+    folder: str,
+    name: str,
+    spec: str,
+    key: str,
+    platform: str,
+    more: Sequence[str],
+    outputs: Sequence[str],
+    entries: list[str],
+) -> Action:
+    """Return the action that compiles for JAX's cache, and add its words to those of the folder."""
+    executable, entry = (f"{folder}.parts/{name}.{suffix}" for suffix in ("xla", "json"))
+    words = [f"--label={name}", "--spec", spec, "--key", key, "--output", executable, "--entry", entry, *more]
+    entries += ["--entry", ":".join([name, entry, executable])]
+    return Action(name, "action jax-compile", words, [spec, key], [executable, entry, *outputs], platform=platform)
+
+
+def _jax_cache_folder(paths: Paths, manifest: str, entries: Sequence[str]) -> Action:
     inputs = [path for word in entries[1::2] for path in word.split(":")[1:]]
-    words = [f"--manifest={exports[0]['spec']['manifest']}", "--output", folder, "--layer", paths.jax_cache, *entries]
-    name = f"{paths.name}.jax_cache"
-    yield Action(name, "action jax-cache", words, inputs, [paths.jax_cache], in_worker=False)
+    folder = paths.jax_cache.removesuffix(".tar")
+    words = [f"--manifest={manifest}", "--output", folder, "--layer", paths.jax_cache, *entries]
+    return Action(f"{paths.name}.jax_cache", "action jax-cache", words, inputs, [paths.jax_cache], in_worker=False)
 
 
 def _flat(options: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Build a manifest without Bazel: `stagec build`, and `stagec.build` in a notebook."""
+"""Build a manifest, or what was rehearsed, without Bazel: `stagec build`, and `stagec.build` in a notebook."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.core.data import writing
+from stagec.core.data import reading, writing
 from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, nearest
 from stagec.core.messages.progress import Progress
 from stagec.local import actions, environment, examining
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 MARKS = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel", "pyproject.toml", ".git")
 """What only the folder of a workspace has."""
+_SPEC = ".spec.json"
 _HERE = os.uname().machine
 _JOBS = 4
 """The most actions at a time, unless somebody wants more: each has a process that imported JAX."""
@@ -38,10 +40,11 @@ _JOBS = 4
 class Wanted:
     """What to build.
 
-    manifest: its path. root: the workspace; None: the nearest folder above the manifest with one of `MARKS`, else this
-    one. import_roots: more folders below which modules are found, relative to it. data: files and folders that tracing
-    reads, besides sources. functions, targets: those to build; none: all. plugins: platform -> folder of packages.
-    jax_cache: whether to build JAX's compilation cache too.
+    manifest: its path, or that of the programs.toml of a rehearsal. root: the workspace; None: the nearest folder above
+    it with one of `MARKS`, else this one. import_roots: more folders below which modules are found, relative to it.
+    data: files and folders that tracing reads, besides sources. functions, targets: those to build; none: all.
+    plugins: platform -> folder of packages.
+    jax_cache: whether to build JAX's compilation cache too. name: of what is built of a rehearsal; "": the file's.
     """
 
     manifest: str
@@ -52,13 +55,16 @@ class Wanted:
     targets: Sequence[str] = ()
     plugins: Mapping[str, str] = field(default_factory=dict)
     jax_cache: bool = False
+    name: str = ""
 
 
 class Local:
-    """A manifest that is planned, with what its actions are and what the store has of it.
+    """A manifest that is planned, or a rehearsal, with what its actions are and what the store has of it.
 
     build: the actions. runner: what does them. inputs: the files that the plan was made of. sources: those that models
-    may import and read. Both are relative to `root`. written: real paths of the files that `write` wrote.
+    may import and read; of a rehearsal, the files of keys. Both are relative to `root`, as `manifest`.
+    output: the file to write, if nobody names one. packages: folders of packages, plugins' too.
+    written: real paths of the files that `write` wrote.
     """
 
     def __init__(self, wanted: Wanted, pool: Pool, runs: bool = True) -> None:
@@ -75,15 +81,26 @@ class Local:
         import_roots = [".", *(os.path.relpath(self.root / folder, self.root) for folder in wanted.import_roots)]
         packages = environment.packages([str(self.root / folder) for folder in import_roots])
         facts = environment.facts(packages, digests)
-        first = functools.partial(pool.expect, packages) if runs else None
-        self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest, first)
-        _check(self.plan, wanted, manifest)
+        self._digests, self.manifest, self.is_rehearsal = digests, manifest, _is_rehearsal(wanted.manifest)
+        self.plan: dict[str, Any]
+        if self.is_rehearsal:
+            _check_rehearsal(wanted)
+            keys = os.path.join(self.folder, "programs")
+            self.sources = [f"{keys}/{key}" for key in environment.files_below(f"{self.root}/{keys}", (".key",))]
+            called = wanted.name or os.path.basename(manifest).removesuffix(".toml")
+            self.plan, self.inputs = {"bundle": {"name": called}, "exports": []}, [manifest, *self.sources]
+            self.build = actions.programs(manifest, called, self.sources, list(dict.fromkeys(wanted.targets)))
+        else:
+            first = functools.partial(pool.expect, packages) if runs else None
+            self.plan, self.inputs = _plan(self._store, digests, facts, self.root, manifest, first)
+            _check(self.plan, wanted, manifest)
+            self.sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
+            _check_names(self.sources)
+            named = wanted.functions, wanted.targets, wanted.jax_cache
+            self.build = actions.build(self.plan, self.folder, import_roots, self.sources, *named)
         paths = Paths(self.plan, self.folder)
-        self.sources = sorted({*_sources(self.root, wanted.data), *_named(self.plan, self.root, self.folder)})
-        _check_names(self.sources)
+        self.output = os.path.basename(self.build.bundle)
         self.written = set[str]()
-        named = wanted.functions, wanted.targets, wanted.jax_cache
-        self.build = actions.build(self.plan, self.folder, import_roots, self.sources, *named)
         plugins, said = dict(wanted.plugins), list[str]()
         if not any("examined" in export["spec"]["computed_on"] for export in self.plan["exports"]):  # it is "here"
             platforms = ["cpu", *sorted({action.platform for action in self.build.actions} - {"cpu"})]
@@ -98,6 +115,9 @@ class Local:
                 elif folder:
                     plugins[platform] = os.pathsep.join([*of_plugin, folder])
         workspace = Workspace(self.root, name, self.sources, packages, facts, plugins)
+        used = {action.platform for action in self.build.actions}
+        of_plugins = (folders.split(os.pathsep) for platform, folders in plugins.items() if platform in used)
+        self.packages = [*packages, *(folder for folders in of_plugins for folder in folders)]
         self.runner = Runner(self.build, paths, workspace, self._store, digests)
         self.runner.outcome.said.update(dict.fromkeys(filter(None, said)))
 
@@ -134,6 +154,34 @@ class Local:
     def files(self) -> list[Path]:
         """Return what the bundle depends on, sorted."""
         return [self.root / path for path in sorted({*self.inputs, *self.runner.outcome.reads, *self.build.weights})]
+
+    def specs(self) -> dict[str, bytes]:
+        """Return the specs of artifacts, by their names."""
+        texts = {path: text.encode() for path, text in self.build.written.items()}
+        for action in self.build.actions:  # those of a rehearsal are made
+            made = {path: self.runner.outcome.made[path][0] for path in action.outputs if path.endswith(_SPEC)}
+            texts |= {path: self._store.read(digest) for path, digest in made.items()}
+        named = {os.path.basename(path): text for path, text in texts.items() if path.endswith(_SPEC)}
+        return {name.removesuffix(_SPEC): text for name, text in named.items()}
+
+    def read(self) -> dict[str, dict[str, str]]:
+        """Return the digests of the manifest, and of what models may read, by path: those that actions were given.
+
+        Left out is what lies beside the bundle.
+        """
+        beside = {os.path.normpath(os.path.join(self.folder, file)) for file in self.build.beside}
+        paths = sorted({self.manifest, *self.sources, *self.build.weights} - beside)
+        digests = {}
+        for path in paths:
+            with blaming(path):
+                digests[path] = {"sha256": self._digests.of(f"{self.root}/{path}")}
+        return digests
+
+    def examined(self) -> list[str]:
+        """Return the files with the rows of libraries that nobody knew before (`examining`)."""
+        from stagec.patches.known_builds import HERE
+
+        return list(filter(os.path.isfile, (f"{folder}/{HERE}" for folder in self.packages)))
 
     def depfile(self, output: str) -> str:
         """Return what the bundle depends on, as Make and Ninja read it. Paths are relative to this folder."""
@@ -182,10 +230,12 @@ def build(
     folder = None if root is None else os.fspath(root)
     with Pool(Store(default_folder())) as pool:
         local = Local(Wanted(os.fspath(manifest), folder, import_roots, data, functions, targets), pool)
+        if local.is_rehearsal:
+            raise mistake(f"{os.fspath(manifest)}: a rehearsal has no bundle to load", "build it with stagec build")
         outcome = local.run(jobs)
     if outcome.failed:
         raise mistake("".join(outcome.failed).rstrip())
-    path = f"{local.plan['bundle']['name']}.aot" if output is None else os.fspath(output)
+    path = local.output if output is None else os.fspath(output)
     local.write(path)
     return load(path)
 
@@ -299,6 +349,29 @@ def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
             what = f"jaxlib {', '.join(others)}" if others else f"code for {target['architecture']}"
             write = "build it with Bazel, which installs that (docs/fleet.md), or leave it out: --target"
             problems.append(Problem(manifest, f"targets.{name}", f"{what} takes another Python environment", write))
+    if problems:
+        raise StagecError(*problems)
+
+
+def _is_rehearsal(path: str) -> bool:
+    """Return whether a file is the programs.toml of a rehearsal: it has a format, which no manifest has."""
+    with blaming(path):
+        head = re.split(rb"^\[", reading.whole(path), maxsplit=1, flags=re.MULTILINE)[0]
+    return re.search(rb"^format\s*=", head, re.MULTILINE) is not None
+
+
+def _check_rehearsal(wanted: Wanted) -> None:
+    """Raise StagecError for a request that is not for the programs of a rehearsal."""
+    problems = []
+    if not wanted.targets:
+        write = "name what it was rehearsed for: --target cpu-avx2, --target h100-sxm or --target v5e:2x4"
+        problems.append(Problem(wanted.manifest, "", "a rehearsal names no targets", write))
+    given = {"function": wanted.functions, "import-root": wanted.import_roots, "data": wanted.data}
+    problems += [
+        Problem(wanted.manifest, "", f"--{name} is for a manifest, and this is a rehearsal", "leave it out")
+        for name, values in given.items()
+        if values
+    ]
     if problems:
         raise StagecError(*problems)
 

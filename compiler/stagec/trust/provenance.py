@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -29,19 +31,26 @@ from stagec.trust.dsse import LARGEST
 _CODE = ("**/*.py", "patches/*.json", "releases.toml")
 """What actions run and read of stagec: an installed one also has byte code and the checked-in hardware."""
 BUILDER, ADDER = "urn:stagec:builder:bazel", "urn:stagec:builder:add-jaxlib"
+LOCAL = "urn:stagec:builder:stagec-build"
 
 
 @dataclass(frozen=True, order=True)
 class Wheel:
     """An installed package: name and version as in its lock, file name and SHA-256 (hex) of the wheel.
 
-    For an emulator and the interpreter that it runs, a Debian package.
+    For an emulator and the interpreter that it runs, a Debian package. For a package whose wheel nobody knows, the file
+    in site-packages that lists what is installed of it (`installed`).
     """
 
     name: str
     version: str
     filename: str
     sha256: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the digest is of the file that was installed."""
+        return self.filename.endswith((".whl", ".deb"))
 
     @property
     def purl(self) -> str:
@@ -111,6 +120,36 @@ def read_environment(text: str) -> Environment:
     return Environment(data["environment"]["python_full_version"], tuple(wheels))
 
 
+def examined_in(rows: Iterable[str]) -> dict[str, str]:
+    """Return the libraries that a build examined, by build-ids. rows: what `stagec action examine` wrote."""
+    listed = sorted((row for text in rows for row in json.loads(text)), key=lambda row: row["build_id"])
+    return {row["build_id"]: row["library"] for row in listed}
+
+
+def installed(folders: Iterable[str]) -> list[Wheel]:
+    """Return the packages in folders that are of no stagec, each by the file that lists what is installed of it.
+
+    That is RECORD, which pip writes with the digest of each file, or else the package's metadata, where it has none.
+    """
+    ours = {"stagec", *(f"stagec-{extension.name}" for extension in extensions.EXTENSIONS)}
+    wheels = []
+    for info in (path for folder in folders for path in sorted(Path(folder).glob("*-info"))):
+        described = next(filter(Path.is_file, (info / "METADATA", info / "PKG-INFO", info)), None)
+        if described is None:  # of no package, as Python sees it
+            continue
+        distribution = metadata.Distribution.at(info)
+        listed = info / "RECORD" if (info / "RECORD").is_file() else described
+        if normalized(distribution.name) not in ours:
+            name = listed.relative_to(info.parent).as_posix()
+            wheels.append(Wheel(distribution.name, distribution.version, name, sha256(listed.read_bytes())))
+    return wheels
+
+
+def normalized(name: str) -> str:
+    """Return the name of a package as indexes compare it."""
+    return re.sub("[-_.]+", "-", name).lower()
+
+
 def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:
     """Return the wheels of environments, sorted, the same wheel once."""
     return sorted({wheel for environment in environments for wheel in environment.wheels})
@@ -118,22 +157,24 @@ def all_wheels(environments: Iterable[Environment]) -> list[Wheel]:
 
 def statement(
     subject: Subject,
-    manifest: tuple[str, bytes],
+    manifest: tuple[str, str],
     specs: Mapping[str, bytes],
-    sources: Mapping[str, Path],
+    sources: Mapping[str, Mapping[str, str]],
     environments: Sequence[Environment],
     examined: Mapping[str, str] | None = None,
+    builder: str = BUILDER,
 ) -> str:
-    """Return the statement of what Bazel built, as JSON.
+    """Return the statement of what Bazel or `stagec build` built, as JSON.
 
-    manifest: its path in the workspace, and content; that of a layer is its programs.toml. specs: by artifact.
-    sources: files and folders that tracing could read, by path in the workspace; of a layer, the keys.
+    manifest: its path in the workspace, and SHA-256; that of a layer is its programs.toml. specs: by artifact.
+    sources: digests (`digest_of`) of files and folders that tracing could read, by path in the workspace; of a layer,
+        the keys.
     environments: the packages for planning, for staging, and for compiling for accelerators.
     examined: the libraries that the build examined, not the project: names of files by build-ids.
     """
-    manifest_descriptor = {"name": manifest[0], "digest": {"sha256": sha256(manifest[1])}}
+    manifest_descriptor = {"name": manifest[0], "digest": {"sha256": manifest[1]}}
     resolved: list[dict[str, Any]] = [manifest_descriptor]
-    resolved += [{"name": path, "digest": _digest(file)} for path, file in sorted(sources.items())]
+    resolved += [{"name": path, "digest": digest} for path, digest in sorted(sources.items())]
     folder = PurePosixPath(manifest[0]).parent
     resolved += [
         {"name": str(folder / weights), "digest": {"sha256": file["sha256"]}}
@@ -151,7 +192,7 @@ def statement(
     }
     traced = {json.loads(text).get("frontend") for text in specs.values()}
     modules = [frontend.module for frontend in FRONTENDS if frontend.name in traced]
-    return _statement(subject, BUILD_TYPE, BUILDER, external, internal, resolved, modules)
+    return _statement(subject, BUILD_TYPE, builder, external, internal, resolved, modules)
 
 
 def statement_of_addition(archive: Archive, digest: str, environments: Sequence[Environment]) -> str:
@@ -241,5 +282,6 @@ def directory_hash(folder: Path, *patterns: str) -> str:
     return sha256("".join(lines).encode())
 
 
-def _digest(file: Path) -> dict[str, str]:
+def digest_of(file: Path) -> dict[str, str]:
+    """Return the digests of a file or a folder, as a statement has them."""
     return {"dirHash": directory_hash(file)} if file.is_dir() else {"sha256": sha256(file.read_bytes())}

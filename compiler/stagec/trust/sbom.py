@@ -36,9 +36,9 @@ def bill_of_materials(subject: Subject, environments: Sequence[Environment]) -> 
             "bom-ref": f"{wheel.purl}#{wheel.sha256}",
             "name": wheel.name,
             "version": wheel.version,
-            "hashes": [{"alg": "SHA-256", "content": wheel.sha256}],
+            **({"hashes": [{"alg": "SHA-256", "content": wheel.sha256}]} if wheel.is_file else {}),
             "purl": wheel.purl,
-            "properties": [{"name": "stagec:wheel", "value": wheel.filename}],
+            "properties": [{"name": "stagec:wheel" if wheel.is_file else "stagec:installed", "value": wheel.filename}],
         }
         for wheel in all_wheels(environments)
     ]

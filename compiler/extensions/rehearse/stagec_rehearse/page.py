@@ -1,4 +1,4 @@
-"""The page of a rehearsal: one HTML file with all programs, which loads nothing and sends nothing."""
+"""The page of a report: one HTML file with all programs, which loads nothing and sends nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import hashlib
 import html
 from collections.abc import Iterator
 
-from stagec_rehearse import report
-from stagec_rehearse.report import COLUMNS, Told
+from stagec_rehearse.report import Report
 
 _SCRIPT = """
 const body = document.querySelector("tbody");
@@ -27,7 +26,7 @@ _HEAD = """<!doctype html>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
   content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}'">
-<title>stagec rehearse</title>
+<title>stagec: programs</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em; max-width: 90em; }}
 table {{ border-collapse: collapse; width: 100%; }}
@@ -43,29 +42,29 @@ th button {{ font: inherit; font-weight: bold; border: 0; padding: 0; background
 """
 
 
-def as_html(told: Told) -> str:
-    """Return the page. The programs that took longest to compile come first; a click on a title sorts by that."""
+def as_html(report: Report) -> str:
+    """Return the page. A click on a title sorts by that."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-    return "".join([_HEAD.format(digest), *_body(told), f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"])
+    return "".join([_HEAD.format(digest), *_body(report), f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"])
 
 
-def _body(told: Told) -> Iterator[str]:
-    said = html.escape(report.summary(told))
+def _body(report: Report) -> Iterator[str]:
+    said = html.escape(report.said)
     yield f"<h1>{said.partition(':')[0]}</h1>\n<p>{said}.</p>\n"
-    for title, lines in report.parts(told):
+    for title, lines in report.parts:
         items = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
-        yield f"<h2>{html.escape(title.rstrip(':').capitalize())}</h2>\n<ul>\n{items}</ul>\n"
-    titles = "".join(f'<th scope="col"><button>{title}</button></th>' for title in COLUMNS)
+        yield f"<h2>{html.escape(title[:1].upper() + title[1:].rstrip(':'))}</h2>\n<ul>\n{items}</ul>\n"
+    titles = "".join(f'<th scope="col"><button>{title}</button></th>' for title in report.columns)
     yield f"<h2>Programs</h2>\n<table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n"
-    listed = sorted(told.rehearsal.programs, key=lambda program: -program.seconds)
-    figures = [(each.seconds, float(each.bytes), max(each.flops, 0.0), float(each.runs)) for each in listed]
-    most = [max(column) or 1.0 for column in zip(*figures, strict=True)]
-    for program, numbers in zip(listed, figures, strict=True):
-        cells = report.row(program)
+    columns = zip(*(row.figures for row in report.rows), strict=True)
+    most = [max(0.0, *(number for number, _ in column)) or 1.0 for column in columns]
+    for row in report.ordered:
         yield "<tr>"
-        for number, largest, cell in zip(numbers, most, cells, strict=False):
-            style = f"--share: {100 * number / largest:.1f}%"
+        for (number, cell), largest in zip(row.figures, most, strict=True):
+            style = f"--share: {100 * max(number, 0) / largest:.1f}%"
             yield f'<td class="number" data-value="{number}" style="{style}">{html.escape(cell)}</td>'
-        shapes = html.escape(f"({', '.join(program.arguments)}) -> {', '.join(program.results)}")
-        yield f'<td title="{shapes}">{html.escape(program.name)}</td><td>{html.escape(cells[-1])}</td></tr>\n'
+        *target, name, line = map(html.escape, row.cells[len(row.figures) :])
+        yield "".join(f"<td>{cell}</td>" for cell in target)
+        shapes = html.escape(f"({', '.join(row.program.arguments)}) -> {', '.join(row.program.results)}")
+        yield f'<td title="{shapes}">{name}</td><td>{line}</td></tr>\n'
     yield "</tbody>\n</table>\n"

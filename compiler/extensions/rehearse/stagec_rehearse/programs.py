@@ -12,9 +12,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from stagec.backends.analysis import UNKNOWN
+from stagec.building.inventory import METRIC
 from stagec.building.limits import in_bytes
-from stagec.core.data import reading
+from stagec.core.data import reading, strict_json
 from stagec.core.messages.errors import Problem, StagecError, blaming
+from stagec.core.trees import json_shapes
 from stagec.jaxcache import jax_entries, jax_misses
 from stagec.jaxcache.jax_entries import Entry, Key
 from stagec.jaxcache.jax_misses import Lookup
@@ -216,6 +219,28 @@ def entries(folder: str) -> list[Entry]:
     path = str(Path(folder, jax_entries.INDEX))
     with blaming(path, "name the folder that aot_programs built"):
         return jax_entries.read(reading.whole(path).decode("utf-8"))
+
+
+def costs(path: str) -> dict[str, Any]:
+    """Read what `building.for_jax.costs` says of a program. Raises StagecError, naming the file, for anything else."""
+    with blaming(path, "let stagec action jax-compile write it again", "not the costs of a program: "):
+        data = strict_json.parse(reading.whole(path), reading.LARGEST)
+        _COSTS(data)
+    return dict(data)
+
+
+_COSTS = json_shapes.shape(
+    {
+        "size": int,
+        "avoided": {...: str},
+        "peak_bytes": METRIC,
+        "flops": METRIC,
+        "roofline": json_shapes.either(
+            'a roofline or "unknown"', {"seconds": float, "bound": str, ...: object}, UNKNOWN
+        ),
+        ...: object,
+    }
+)
 
 
 def misses(rehearsal: Rehearsal, keys: Mapping[str, bytes], index: Sequence[Entry]) -> list[str]:

@@ -67,6 +67,7 @@ def built(rehearsal: Path, target: str, cwd: Path) -> tuple[Path, int]:
         [
             *("action", "jax-compile", "--spec", cwd / "spec.json", "--key", key),
             *("--entry", cwd / f"{key.stem}.json", "--output", cwd / f"{key.stem}.xla"),
+            *("--costs", cwd / f"{key.stem}.costs.json"),
         ]
         for key in keys
     ]
@@ -77,6 +78,19 @@ def built(rehearsal: Path, target: str, cwd: Path) -> tuple[Path, int]:
     done = stagec("action", "jax-cache", *_each("--entry", entries), "--output", cwd / "cache", cwd=cwd)
     assert done.returncode == 0, done.stderr
     return cwd / "cache", len(keys)
+
+
+def reported(rehearsal: Path, target: str, costs: list[Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Write report.html, the page of a build. costs: what `built` wrote of each program."""
+    given: list[str | Path] = [f"{path.name.partition('.')[0]}:{path}:{target}" for path in costs]
+    words = ["--programs", rehearsal / programs.NAME, "--output", cwd / "report.html", *_each("--costs", given)]
+    return stagec("action", "program-report", *words, cwd=cwd)
+
+
+def rows(page: Path) -> list[list[str]]:
+    """Return the cells of the table of a page."""
+    lines = re.findall(r"<tr>(<td.*)</tr>", page.read_text("utf-8"))
+    return [re.findall(r"<td.*?>(.*?)</td>", line) for line in lines]
 
 
 def hits(program: str, cache: Path, cwd: Path, **variables: str) -> dict[str, int]:

@@ -1,13 +1,15 @@
 """Rehearsals on CPUs: what a program compiles is found, written the same each time, built, and then found by JAX.
 
-Modules: `stagec_rehearse/commands/rehearse.py`, `stagec_rehearse/commands/program_spec.py`,
-`stagec_rehearse/observing.py`, `stagec_rehearse/programs.py`, `stagec_rehearse/report.py`,
-`stagec_rehearse/running.py`, `stagec_rehearse/start/sitecustomize.py`.
+Modules: `stagec_rehearse/commands/program_report.py`, `stagec_rehearse/commands/program_spec.py`,
+`stagec_rehearse/commands/rehearse.py`, `stagec_rehearse/observing.py`, `stagec_rehearse/programs.py`,
+`stagec_rehearse/report.py`, `stagec_rehearse/running.py`, `stagec_rehearse/start/sitecustomize.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -17,9 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import built, hits, specified, stagec
+from compiler.extensions.rehearse.tests.processes import built, hits, reported, rows, run, specified, stagec
+from stagec.building.limits import in_bytes
 from stagec_rehearse import programs
 from tests.building import ROOT
+from tests.users import needs_isolation
 
 PROGRAM = """
 import sys
@@ -107,10 +111,122 @@ def test_the_same_run_writes_the_same_bytes(rehearsed: Path, tmp_path: Path) -> 
 
 
 def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
-    """The program is not changed, and compiles nothing."""
-    cache, count = built(rehearsed / "rehearsal", "cpu-avx2", tmp_path)
+    """The program is not changed, and compiles nothing. The page of the build has each program.
+
+    `stagec build` does the same.
+    """
+    rehearsal = rehearsed / "rehearsal"
+    cache, count = built(rehearsal, "cpu-avx2", tmp_path)
     counts = hits("train.py", cache, rehearsed, JAX_PLATFORMS="cpu")
     assert counts["cache_hits"] == counts["compile_requests_use_cache"] == count
+    listed = programs.read(str(rehearsal / programs.NAME)).programs
+    done = reported(rehearsal, "cpu-avx2", sorted(tmp_path.glob("*.costs.json")), tmp_path)
+    assert done.returncode == 0, done.stderr
+    size = {each.file: (tmp_path / f"{each.file}.xla").stat().st_size for each in listed}
+    shown = [tuple(cells[3:]) for cells in rows(tmp_path / "report.html")]
+    assert sorted(shown) == sorted(
+        (in_bytes(size[each.file]), str(each.runs), "cpu-avx2", each.name, each.line) for each in listed
+    )
+    (step,) = (cells for cells in rows(tmp_path / "report.html") if cells[-2] == "jit_step")
+    assert float(step[1]) > 2 * 4 * 8 * 16
+    assert step[2] == "unknown"  # an instruction set has no peak
+    runs, whole = sum(each.runs for each in listed), in_bytes(sum(size.values()))
+    said = f"built for cpu-avx2: {count} programs, {whole}, run {runs} times in the rehearsal"
+    assert said in (tmp_path / "report.html").read_text()
+    needs_isolation()
+    words = ["--target", "cpu-avx2", "--jax-cache", "cache", "--artifacts", "all"]
+    done = build(tmp_path / "again", rehearsal, *words, "--statement", "s.json", "--sbom", "b.json")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "again"
+    written = {path.name: path.read_bytes() for path in (folder / "cache").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in cache.iterdir()}
+    assert (folder / "all" / "programs.report.html").read_bytes() == (tmp_path / "report.html").read_bytes()
+    statement = json.loads((folder / "s.json").read_text())
+    layer = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
+    assert layer.pop("programs.jax_cache.tar") == sha256(folder / "programs.jax_cache.tar")
+    assert layer == {f"programs.jax_cache/{path.name}": sha256(path) for path in cache.iterdir()}
+    resolved = {
+        each["name"]: each["digest"]["sha256"]
+        for each in statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+        if "uri" not in each
+    }
+    keys = (rehearsal / "programs").iterdir()
+    assert resolved == {
+        "rehearsal/programs.toml": sha256(rehearsal / programs.NAME),
+        **{f"rehearsal/programs/{key.name}": sha256(key) for key in keys},
+    }
+    component = json.loads((folder / "b.json").read_text())["metadata"]["component"]
+    assert component["name"] == "programs.jax_cache.tar"
+    assert "0 actions ran" in build(folder, None, *words).stdout
+    toml = folder / "rehearsal" / programs.NAME
+    toml.write_text(toml.read_text().replace("runs = 3", "runs = 4"))  # only the page has it
+    assert "2 actions ran" in build(folder, None, *words).stdout
+    assert {path.name: path.read_bytes() for path in (folder / "cache").iterdir()} == written
+
+
+def build(folder: Path, rehearsal: Path | None, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `stagec build` for a copy of a rehearsal, in a workspace."""
+    if rehearsal:
+        shutil.copytree(rehearsal, folder / "rehearsal")
+        (folder / "pyproject.toml").touch()
+    command = ("-m", "stagec", "build", f"rehearsal/{programs.NAME}", *words)
+    return run(*command, cwd=folder, XDG_CACHE_HOME=str(folder.parent / "store"))
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_rehearsal_that_cannot_be_built(rehearsed: Path, tmp_path: Path) -> None:
+    needs_isolation()
+    folder = tmp_path / "workspace"
+    done = build(folder, rehearsed / "rehearsal", "--function", "step", "--import-root", "src", "--data", "x.npz")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "rehearsal/programs.toml: a rehearsal names no targets\n"
+        "  name what it was rehearsed for: --target cpu-avx2, --target h100-sxm or --target v5e:2x4\n"
+        "rehearsal/programs.toml: --function is for a manifest, and this is a rehearsal\n  leave it out\n"
+        "rehearsal/programs.toml: --import-root is for a manifest, and this is a rehearsal\n  leave it out\n"
+        "rehearsal/programs.toml: --data is for a manifest, and this is a rehearsal\n  leave it out\n",
+    )
+    done = build(folder, None, "--target", "h100-sxm")
+    assert done.returncode == 2
+    assert "rehearsal/programs.toml: device: it was rehearsed on cpu, and the target is h100-sxm\n" in done.stderr
+    code = f"import stagec; stagec.build('rehearsal/{programs.NAME}', targets=['cpu-avx2'])"
+    done = run("-c", code, cwd=folder, XDG_CACHE_HOME=str(tmp_path / "store"))
+    assert done.stderr.endswith(
+        "StagecError: rehearsal/programs.toml: a rehearsal has no bundle to load\n  build it with stagec build\n"
+    )
+
+
+def test_what_the_report_of_a_build_tells(tmp_path: Path) -> None:
+    """Programs that are not built, settings, defects of XLA, and what a device takes at least."""
+    costs = tmp_path / f"{'a' * 64}.costs.json"
+    roofline = {"seconds": 2.5e-6, "bound": "memory"}
+    written = {"size": 5000, "avoided": {"xla#1": "xla_o"}, "peak_bytes": "unknown", "flops": 10, "roofline": roofline}
+    costs.write_text(json.dumps(written))
+    head = 'format = 1\ndevice = "h100-sxm"\ndevices = 1\n[versions]\n'
+    kept = f'[[programs]]\nname = "f<b>"\nline = "x.py:3"\nruns = 2\nfile = "{"a" * 64}"\n'
+    kept += 'settings = { x64 = "True" }\n'
+    lost = '[[programs]]\nname = "g"\nline = "x.py:4"\nnot_kept = "it calls back"\n'
+    (tmp_path / programs.NAME).write_text(head + kept + lost)
+    done = reported(tmp_path, "h100-sxm", [costs], tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = ["unknown", "10", "2.5 \N{MICRO SIGN}s, memory", "4.9 KiB", "2"]
+    assert rows(tmp_path / "report.html") == [[*figures, "h100-sxm", "f&lt;b&gt;", "x.py:3"]]
+    page = (tmp_path / "report.html").read_text()
+    assert "<li>1 with x64 = True</li>" in page
+    assert "<li>xla#1 is avoided, with xla_o: f&lt;b&gt; (x.py:3) for h100-sxm</li>" in page
+    assert "<h2>Not built, so JAX compiles it at each start</h2>\n<ul>\n<li>g (x.py:4): it calls back</li>" in page
+    costs.write_text(json.dumps({**written, "flops": "many"}))
+    done = reported(tmp_path, "h100-sxm", [costs], tmp_path)
+    assert done.returncode == 2
+    assert f'{costs}: not the costs of a program: flops: expected a number or "unknown"' in done.stderr
+    other = costs.with_name(f"{'b' * 64}.costs.json")
+    other.write_text(json.dumps(written))
+    done = reported(tmp_path, "h100-sxm", [other], tmp_path)
+    assert done.returncode == 2
+    assert "the costs of f<b> (x.py:3) for h100-sxm are not given\n" in done.stderr
 
 
 def test_keys_that_are_not_those_of_the_programs(rehearsed: Path, tmp_path: Path) -> None:
@@ -279,8 +395,12 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     (row,) = tomllib.loads(table)["programs"]
     assert (row["line"], row["runs"]) == (step.line, step.runs)
     assert row["arguments"] == [*step.arguments][: len(row["arguments"])]
-    cache, _ = built(tmp_path / "rehearsal", "cpu-avx2", tmp_path)
-    done = rehearse("--jax-cache", cache, "--report", "page.html", "--", sys.executable, "train.py", cwd=tmp_path)
+    needs_isolation()
+    (line,) = re.findall(r"```sh\n(stagec build .*)\n", page)
+    done = run("-m", *line.split(), cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "store"))
+    assert done.returncode == 0, done.stderr
+    words = ["--jax-cache", "train.jax_cache", "--report", "page.html"]
+    done = rehearse(*words, "--", sys.executable, "train.py", cwd=tmp_path)
     (found,) = re.findall(r"```text\n(found in .*?)```", page, re.DOTALL)
     assert (done.returncode, found in done.stdout) == (0, True), done.stdout
     example = ROOT / "examples" / "rehearsal"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, digest, read, read_text, split, write_whole
+from stagec.cli.files import Answer, Options, digest, read, read_packages, read_text, split, write_whole
 from stagec.core.messages.errors import blaming
 
 OPTIONS = {
@@ -30,10 +29,7 @@ def run(options: Options) -> Answer:
     from stagec.trust import provenance, sbom
     from stagec.trust.attestation import Subject
 
-    environments = []
-    for path in options.packages:
-        with blaming(path, what="not a list of packages: ", of=(ValueError,)):
-            environments.append(provenance.read_environment(read_text(path)))
+    environments = read_packages(options.packages)
     if options.layer:
         with blaming(options.layer, of=(ValueError,)):
             subject = Subject.of_layer(options.layer)
@@ -42,10 +38,10 @@ def run(options: Options) -> Answer:
         subject = Subject.of(archive, archive.sha256())
     name, manifest = split(options.manifest, 2)
     specs = {artifact: read(path) for artifact, path in (split(text, 2) for text in options.spec)}
-    sources = {source: Path(path) for source, path in (split(text, 2) for text in options.source)}
-    rows = [row for path in options.examined for row in json.loads(read_text(path))]
-    examined = {row["build_id"]: row["library"] for row in sorted(rows, key=lambda row: row["build_id"])}
-    statement = provenance.statement(subject, (name, read(manifest)), specs, sources, environments, examined)
+    sources = {source: provenance.digest_of(Path(path)) for source, path in (split(text, 2) for text in options.source)}
+    examined = provenance.examined_in(map(read_text, options.examined))
+    described = name, provenance.sha256(read(manifest))
+    statement = provenance.statement(subject, described, specs, sources, environments, examined)
     write_whole(options.output, statement.encode())
     write_whole(options.sbom, sbom.bill_of_materials(subject, environments).encode())
     return Answer({"output": options.output, **digest(statement.encode())})

@@ -86,6 +86,7 @@ EXTENSIONS = (
         "programs on devices that are not there",
         {
             "rehearse": "Run a JAX program on devices that are not there, and list all that it compiles.",
+            "action program-report": "Write a page about the programs of a rehearsal that were built.",
             "action program-spec": "Write the spec with which to compile the programs of a rehearsal.",
         },
     ),

@@ -71,7 +71,8 @@ def run(options: Options) -> Answer:
     faults = programs.faults(rehearsal)
     misses = programs.misses(rehearsal, keys, index) if index is not None and not missing else None
     told = report.Told(rehearsal, ended, differences, faults, missing, misses)
+    shown = report.of_rehearsal(told)
     if options.report:
-        write_whole(options.report, page.as_html(told).encode())
+        write_whole(options.report, page.as_html(shown).encode())
     failed = bool(ended.status or missing or faults or differences or misses)
-    return Answer(report.plain(told), report.text(told), int(failed))
+    return Answer(report.plain(told), report.text(shown), int(failed))
