@@ -163,11 +163,12 @@ def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_pa
     """`tools/on_device` with XLA's own plugin, and with JAX. Only numbers and times are other than on a device."""
     # Golden results last: one of them hangs until its time is over, and the limits of others are for a busy machine.
     names, said, rows = [name for name in steps.STEPS if name != "golden"], "", []
+    files = {"on_device.md", "on_device.json", "on_device.log", "device.toml"}
     for part, asked, minutes in (("others", names, "12"), ("golden", ["golden"], "6")):
         out = tmp_path / part
         words = ("--output", out, "--minutes", minutes, "--steps", *asked)
         said += fake.run(ON_DEVICE, "run", prepared, *words, environment=h100).stdout
-        assert {path.name for path in out.iterdir()} == {"on_device.md", "on_device.json", "on_device.log", "device.toml"}
+        assert {path.name for path in out.iterdir()} == files
         rows += json.loads((out / "on_device.json").read_text())["rows"]
     assert list(dict.fromkeys(row["step"] for row in rows)) == [*names, "golden"]
     # No kernel ran, so results are what was in memory, and a loop that asks for one never ends; and no time is that of

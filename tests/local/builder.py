@@ -1,6 +1,6 @@
 """Run `stagec build` again and again in one process, whose workers stay, as those of `--watch` do.
 
-To import JAX in two workers takes 2 of the 3 CPU seconds of a small build. A build here has its own workspace and store.
+To import JAX in two workers takes 2 of the 3 CPU seconds of a small build. Each build has its own workspace and store.
 """
 
 import json
