@@ -37,6 +37,7 @@ from stagec.building import examination
 from tests.building import COMPILER, INSTALLER, ROOT
 from tests.users import as_user
 
+pytestmark = pytest.mark.pinned(but=1)  # all of them: only the suite other_versions has them
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
 
@@ -306,7 +307,6 @@ def test_uv_installs_what_pip_installs(tmp_path: Path, uv: Uv) -> None:
     assert {oct(mode & 0o777) for mode, _ in trees[0].values()} == {"0o644", "0o755"}
 
 
-@pytest.mark.pinned(but=3)
 @pytest.mark.parametrize("other", ["a virtual environment", "a link and another umask", "another day"])
 def test_an_environment_is_the_same_wherever_it_is_installed(scratch: Path, other: str, words: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_wheel(scratch)}\n"

@@ -17,6 +17,7 @@ from tests.caches import GrpcCache, HttpCache, block, free_port, grpc_cache, htt
 from tests.nested import NestedBazel, environment, spawns, workspace_files
 from tests.users import User, as_user
 
+pytestmark = pytest.mark.pinned(but=1)  # all of them: only the suite other_versions has them
 BUILD = """load("@models_manifest//:defs.bzl", "aot_manifest")
 load("@stagec//rules:defs.bzl", "python_program")
 
