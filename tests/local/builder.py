@@ -45,15 +45,16 @@ class Kept(pool.Pool):
         pass
 
 
-def _serve(folder: str) -> None:
-    """Build for each line of stdin, until it is closed, and answer with the status. folder: of the execution root."""
-    kept = Kept(Store(Path(folder)))
-    assert kept.root  # in no store of a build
-    usual = pool.Pool
+def _serve() -> None:
+    """Build for each line of stdin, until it is closed, and answer with the status."""
+    usual, made = pool.Pool, list[Kept]()
 
     def begin(store: Store) -> Kept:
-        kept.store = store
-        return kept
+        if not made:  # on the disk of the stores, and in none of a build
+            made.append(Kept(Store(store.folder.parent.with_name("workers"))))
+            assert made[0].root
+        made[0].store = store
+        return made[0]
 
     pool.Pool = begin  # type: ignore[assignment, misc]
     answers = os.fdopen(os.dup(1), "w")
@@ -73,9 +74,9 @@ def _serve(folder: str) -> None:
         sys.stderr.flush()
         answers.write(f"{status}\n")
         answers.flush()
-    usual.__exit__(kept)
+    for kept in made:
+        usual.__exit__(kept)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        _serve(scratch)
+    _serve()
