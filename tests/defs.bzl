@@ -111,13 +111,13 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
       exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. What is
         quick to run would wait for them.
       imports_jax: False for a package that imports no JAX. With the newest JAX, which comes with another Python, each
-        fourth of its tests runs, and each second of the others.
+        eighth of its tests runs, and each second of the others.
       env: environment variables of the tests with the pinned JAX.
     """
     others = dict(parts, **exhaustive)
     apart = [file for files in others.values() for file in files]
     tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **others)
-    each = {"STAGEC_EACH_TEST": "2" if imports_jax else "4"}
+    each = {"STAGEC_EACH_TEST": "2" if imports_jax else "8"}
     newest = []
     for test, srcs in tests.items():
         common = {

@@ -37,6 +37,7 @@ from stagec.building import examination
 from tests.building import COMPILER, INSTALLER, ROOT
 from tests.users import as_user
 
+pytestmark = pytest.mark.pinned(but=1)  # all of them: only the suite other_versions has them
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
 
@@ -306,7 +307,6 @@ def test_uv_installs_what_pip_installs(tmp_path: Path, uv: Uv) -> None:
     assert {oct(mode & 0o777) for mode, _ in trees[0].values()} == {"0o644", "0o755"}
 
 
-@pytest.mark.pinned(but=3)
 @pytest.mark.parametrize("other", ["a virtual environment", "a link and another umask", "another day"])
 def test_an_environment_is_the_same_wherever_it_is_installed(scratch: Path, other: str, words: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_wheel(scratch)}\n"
@@ -401,7 +401,6 @@ def test_what_nothing_imports_is_left_out(tmp_path: Path, trimmed: bool) -> None
     assert {str(file) for file in distribution.files or ()} == there - {path for path in there if path.endswith(".pyc")}
 
 
-@pytest.mark.pinned
 def test_pip_and_uv_leave_the_same_of_packages_of_others(tmp_path: Path, uv: Uv) -> None:
     lock = (ROOT / "compiler" / "planning.lock").read_text()
     trees = []
@@ -494,7 +493,6 @@ def test_a_folder_of_wheels_that_is_not_there(tmp_path: Path, uv: Uv) -> None:
     assert installed_by(tmp_path, lock, uv, PIP_FIND_LINKS=f"{tmp_path / 'nowhere'} {tmp_path}") == ("uv", "")
 
 
-@pytest.mark.pinned
 def test_an_index_that_cannot_be_reached(tmp_path: Path, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{'0' * 64}\n"
     env: dict[str, str] = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_FIND_LINKS": ""}
@@ -504,7 +502,6 @@ def test_an_index_that_cannot_be_reached(tmp_path: Path, uv: Uv) -> None:
     assert "pip config list" in message
 
 
-@pytest.mark.pinned
 def test_an_index_that_gives_another_digest(tmp_path: Path, uv: Uv) -> None:
     digest = write_wheel(tmp_path)
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
@@ -634,7 +631,6 @@ def write_certificates(folder: Path) -> tuple[Path, Path]:
     return written[0], written[1]
 
 
-@pytest.mark.pinned
 @pytest.mark.parametrize("place", ["variable", "named file", "file of the user", "old file of the user", "environment"])
 def test_uv_finds_packages_where_pip_is_set_to(tmp_path: Path, place: str, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n"
@@ -663,7 +659,6 @@ def test_uv_finds_packages_where_pip_is_set_to(tmp_path: Path, place: str, uv: U
     assert (tmp_path / "out" / "site-packages" / "tiny.py").exists()
 
 
-@pytest.mark.pinned
 @pytest.mark.parametrize("trust", ["PIP_CERT", "REQUESTS_CA_BUNDLE", "PIP_TRUSTED_HOST", "nobody"])
 def test_uv_trusts_whom_pip_trusts(tmp_path: Path, trust: str, uv: Uv) -> None:
     lock = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n"
@@ -766,7 +761,6 @@ def test_what_is_done_to_installed_files_does_not_reach_the_next_environment(tmp
     assert contents(tmp_path / "out") == first
 
 
-@pytest.mark.pinned
 @pytest.mark.parametrize("setting", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "the lock"])
 def test_a_wheel_is_downloaded_once(tmp_path: Path, uv: Uv, setting: str) -> None:
     lock, wheels = f"tiny==1.0 --hash=sha256:{write_index(tmp_path)}\n", Counter[str]()
@@ -874,7 +868,6 @@ def test_a_wheel_that_is_not_as_its_record_says_is_installed_as_it_is(tmp_path: 
     assert (tmp_path / "out" / "site-packages" / "tiny.py").read_text() == "ANSWER = 7\n"
 
 
-@pytest.mark.pinned
 @pytest.mark.parametrize(
     ("env", "kept"),
     [

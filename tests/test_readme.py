@@ -182,6 +182,7 @@ def test_the_readme(emptied: NestedBazel) -> None:
     assert [name for name in shown if not (root / "bazel-bin" / "models" / name).is_file()] == []
 
 
+@pytest.mark.pinned  # test_the_readme has what init writes with another Bazel
 def test_init_in_a_workspace_that_has_stagec(user: NestedBazel) -> None:
     before = {path: path.read_text() for path in user.root.rglob("*") if path.is_file() and not path.is_symlink()}
     (user.root / "nets").mkdir()

@@ -17,6 +17,7 @@ from tests.caches import GrpcCache, HttpCache, block, free_port, grpc_cache, htt
 from tests.nested import NestedBazel, environment, spawns, workspace_files
 from tests.users import User, as_user
 
+pytestmark = pytest.mark.pinned(but=1)  # all of them: only the suite other_versions has them
 BUILD = """load("@models_manifest//:defs.bzl", "aot_manifest")
 load("@stagec//rules:defs.bzl", "python_program")
 
@@ -225,7 +226,6 @@ def test_minimal_downloads(clone: Clone, cache: HttpCache) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.pinned
 def test_evicted_contents_are_built_again(clone: Clone, cache: HttpCache) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()
@@ -251,7 +251,6 @@ def test_contents_that_are_evicted_after_a_minimal_build(clone: Clone, cache: Ht
         clone.build(HERE, MINIMAL)
 
 
-@pytest.mark.pinned
 def test_damaged_contents_are_built_again(clone: Clone, cache: HttpCache) -> None:
     clone.build(HERE)
     wanted = clone.artifacts()
@@ -283,7 +282,6 @@ def test_damaged_results_of_actions(clone: Clone, cache: HttpCache) -> None:
     assert clone.artifacts() == wanted
 
 
-@pytest.mark.pinned
 def test_a_result_that_names_other_contents_is_not_bundled(clone: Clone, cache: HttpCache) -> None:
     """Bazel cannot see it: the contents are what the result of the action says."""
     clone.build(HERE)

@@ -12,6 +12,7 @@ import pytest
 from tests.building import INSTALLER
 from tests.test_python_environment import serving, write_archive
 
+pytestmark = pytest.mark.pinned(but=1)  # all of them, as in test_python_environment.py
 PROJECT = """
 [project]
 name = "user"

@@ -6,6 +6,7 @@ Modules: `cli/build.py`, `cli/store.py`, `local/actions.py`, `local/building.py`
 `local/pool.py`, `local/running.py`, `local/store.py`, `worker/client.py`.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -35,6 +36,7 @@ from stagec.local.pool import Pool
 from stagec.local.store import Store
 from stagec.trust.attestation import Statement
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand, build_jax_cache
+from tests.local.builder import Builder
 from tests.page_blocks import commands, files
 from tests.users import WAYS, isolation, needs_isolation, where
 
@@ -65,6 +67,7 @@ PROGRAM = """
 entry = "g.mlir"
 targets = ["cpu"]
 """
+COMMAND = [*PYTHON, str(COMPILER / "stagec" / "__main__.py")]
 SOURCES = {
     "models/m.toml": MANIFEST,
     "models/f.py": """import jax.numpy as jnp
@@ -80,6 +83,11 @@ def double(x):
 }
 
 
+@functools.cache
+def _builder() -> Builder:
+    return Builder(PYTHON, action_environment())
+
+
 class Workspace:
     """A workspace with a manifest, and a store of its own."""
 
@@ -88,7 +96,7 @@ class Workspace:
         for name, text in sources.items():
             self.write(name, text)
         self.environment = {**action_environment(), "XDG_CACHE_HOME": str(self.cache)}
-        self.words = [*PYTHON, str(COMPILER / "stagec" / "__main__.py"), "build", "models/m.toml"]
+        self.words = [*COMMAND, "build", "models/m.toml"]
 
     def write(self, name: str, text: str) -> None:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -100,12 +108,16 @@ class Workspace:
         self.write(name, text.replace(old, new))
 
     def run(self, *words: str, before: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-        command = [*(before or []), *self.words, *words]
+        """Build. before: a command that runs it, in a process of its own; None: with the workers of other tests."""
+        arguments = [*self.words[len(COMMAND) :], *words]
+        if before is None and self.environment == {**action_environment(), "XDG_CACHE_HOME": str(self.cache)}:
+            return _builder().run(arguments, self.root, self.cache)
+        command = [*(before or []), *COMMAND, *arguments]
         return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True)
 
-    def build(self, *words: str) -> set[str]:
-        """Build; return the actions that ran."""
-        done = self.run("--json", *words)
+    def build(self, *words: str, before: list[str] | None = None) -> set[str]:
+        """Build; return the actions that ran. before: as of `run`."""
+        done = self.run("--json", *words, before=before)
         assert done.returncode == 0, done.stderr
         return set(json.loads(done.stdout)["ran"])
 
@@ -113,7 +125,7 @@ class Workspace:
         """Run a line of a shell that has a command stagec."""
         programs = self.cache.parent / "bin"
         programs.mkdir(exist_ok=True)
-        (programs / "stagec").write_text(f'#!/bin/sh\nexec {shlex.join(self.words[:-2])} "$@"\n')
+        (programs / "stagec").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
         (programs / "stagec").chmod(0o755)
         variables = {**self.environment, "PATH": f"{programs}:{os.environ['PATH']}"}
         return subprocess.run(["sh", "-c", line], cwd=self.root, env=variables, capture_output=True, text=True)
@@ -140,7 +152,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     compiled = {f"action compile m.{name}" for name in ("double.cpu.n1", "double.cpu.n2", "shift.cpu")}
     exported = {f"action export m.{name}" for name in ("double", "shift")}
     others = {"action imports m.imports", "action golden m.shift.golden", "action bundle m"}
-    assert workspace.build() == compiled | exported | others
+    assert workspace.build(before=[]) == compiled | exported | others
     return workspace
 
 
@@ -479,7 +491,7 @@ def test_a_build_that_is_killed_leaves_nothing_half_written(finished: Workspace,
         process.kill()
         process.wait()
     assert not (workspace.root / "m.aot").exists()
-    workspace.build()
+    workspace.build(before=[])
     assert workspace.sha256() == finished.sha256()
     assert not list(builds.iterdir())
     blobs = [path for path in (workspace.cache / "stagec" / "blobs").glob("*/*") if not path.name.startswith(".")]
@@ -506,7 +518,7 @@ def test_a_full_disk(size: str, tmp_path: Path) -> None:
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("mounting a file system takes root")
     try:
-        done = workspace.run("--jobs", "1")
+        done = workspace.run("--jobs", "1", before=[])
     finally:
         subprocess.run(["umount", "-l", workspace.cache], check=True)
     assert done.returncode in (1, 2)

@@ -90,6 +90,7 @@ def files(folder: Path, name: str, count: int) -> list[bytes]:
     return [(folder / f"{name}-{number}").read_bytes() for number in range(count)]
 
 
+@pytest.mark.pinned(but=2)
 @pytest.mark.parametrize(("count", "each"), WAYS)
 def test_twenty_steps_are_those_of_jax(count: int, each: int, bundle: Path, started: Started, tmp_path: Path) -> None:
     """To the last bit, with the loader's own runtime and on the client of JAX."""

@@ -3,6 +3,7 @@
 Modules: `worker/action.py`, `worker/outputs.py`, `worker/server.py`, `worker/template.py`.
 """
 
+import contextlib
 import itertools
 import os
 import signal
@@ -66,18 +67,41 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(params=WAYS)
-def compiling_worker(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    needs_isolation(way=request.param)
-    with Worker("action compile", root, before=where(request.param)) as worker:
+@pytest.fixture(scope="module", params=WAYS)
+def _compiling(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    yield from started("action compile", root, request.param)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def _exporting(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    yield from started("action export", root, request.param)
+
+
+def started(command: str, root: Path, way: str) -> Iterator[Worker]:
+    """Yield a worker, which many tests have: to start it takes 1 s, most of it to import JAX."""
+    needs_isolation(way=way)
+    with Worker(command, root, before=where(way)) as worker:
         yield worker
 
 
-@pytest.fixture(params=WAYS)
-def exporting_worker(root: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    needs_isolation(way=request.param)
-    with Worker("action export", root, before=where(request.param)) as worker:
-        yield worker
+@pytest.fixture
+def compiling_worker(_compiling: Worker) -> Worker:
+    return without_forks(_compiling)
+
+
+@pytest.fixture
+def exporting_worker(_exporting: Worker) -> Worker:
+    return without_forks(_exporting)
+
+
+def without_forks(worker: Worker) -> Worker:
+    """Kill the processes that do the series of the test before."""
+    while left := forks(worker):
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+    return worker
 
 
 def compiling(name: str, out: str) -> list[str]:
