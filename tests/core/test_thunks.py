@@ -47,7 +47,7 @@ def test_a_product_and_decompositions(zoo: Path) -> None:
     assert {kind for kind in kinds if "lapack" in kind} == {
         f"custom-call lapack_{name}_ffi" for name in ("sgesdd", "sgetrf", "spotrf", "ssyevd", "strsm")
     }
-    assert any(kind in kinds for kind in ("dot f32 f32 f32", "ynn-fusion dot:f32"))
+    assert any(kind in kinds for kind in ("dot f32 f32 f32", "ynn-fusion dot:f32 of f32"))
 
 
 def test_what_is_in_a_loop_counts() -> None:

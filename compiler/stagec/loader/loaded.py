@@ -11,7 +11,7 @@ from jaxlib import _jax
 from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees.node_types import NodeTypes, Types
-from stagec.loader.selection import POLICIES, Asked, Policy, Shapes
+from stagec.loader.selection import MEASURED, POLICIES, Asked, Policy, Shapes
 from stagec.pjrt import clients, host, probe
 from stagec.pjrt.calling_convention import Convention
 from stagec.pjrt.executable import Executable
@@ -19,6 +19,7 @@ from stagec.pjrt.weights import Weights
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
+    from stagec.loader.crossings import Crossings
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
@@ -82,14 +83,17 @@ class Settings(NamedTuple):
             what = f"no target {self.target!r}; the bundle has {', '.join(targets) or 'none'}"
             raise LoadError("no-target", f"{archive.path}: {what}")
         platform = targets[self.target]["platform"] if self.target else None
-        policy = self.policy if self.compiler else "executable_only"
-        return Asked(self.target, platform, policy, len(self.devices) or None)
+        policy = self.policy
+        if not self.compiler:
+            policy = "measured_only" if policy in MEASURED else "executable_only"
+        return Asked(self.target, platform, policy, num_devices=len(self.devices) or None)
 
 
 class Loaded:
     """The state that the functions of a loaded bundle share.
 
     archive: None when the bundle was closed. path, name: of the bundle.
+    crossings: the executables of older jaxlibs that the policy takes; None: it takes none.
     lock: held for an instant, to remember a call or to close the bundle; never while XLA works.
     """
 
@@ -103,6 +107,11 @@ class Loaded:
         self.settings = settings
         self.asked = settings.asked(archive)
         self.host = host.describe(settings.devices)
+        self.crossings: Crossings | None = None
+        if settings.policy in MEASURED:
+            from stagec.loader.crossings import Crossings  # most processes run what their own jaxlib made
+
+            self.crossings = Crossings(self.host)
         self.types = NodeTypes(settings.types)
         self.weights = Weights.from_archive(archive, settings.map_weights, settings.files)
         self.lock = threading.Lock()

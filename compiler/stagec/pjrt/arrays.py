@@ -11,7 +11,7 @@ import numpy as np
 from jaxlib import _jax, xla_client
 
 from stagec.core.messages.refusal import CallError
-from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.sizes.avals import DTYPES, Aval, physical
 from stagec.core.sizes.frozen import Frozen
 from stagec.core.trees.node_types import children_by_jax
 from stagec.pjrt import clients, compatibility, failures, layouts
@@ -343,6 +343,20 @@ _DTYPES = frozenset(dtype.numpy_name for dtype in DTYPES.values())
 _CHARACTERS = frozenset("?bBhHiIlLqQefdFD")
 """NumPy's own dtypes among them, as it writes them in one character."""
 _SINGLE: dict[tuple[_jax.Device, str | None], Sharding] = {}
+
+
+def random_arrays(avals: Sequence[Aval], seed: int) -> list[NDArray[Any]]:
+    """Return an array for each of `avals`, which are static; a PRNG key is its words."""
+    generator = np.random.default_rng(seed)
+
+    def values(aval: Aval) -> NDArray[Any]:
+        shape, dtype = tuple(map(int, physical(aval).shape)), dtype_of(aval)
+        if dtype.kind in "biu":
+            return generator.integers(0, 2, shape).astype(dtype)
+        normal = generator.standard_normal(shape)
+        return (normal + 1j * generator.standard_normal(shape) if dtype.kind == "c" else normal).astype(dtype)
+
+    return list(map(values, avals))
 
 
 def single_device(device: _jax.Device | None = None, memory_kind: str | None = None) -> Sharding:

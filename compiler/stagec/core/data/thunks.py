@@ -69,7 +69,7 @@ _RESULT = (1,)  # of an xla.ExecutableAndOptionsProto
 _TRANSFORMS = ("fft", "ifft", "rfft", "irfft")
 _PRIMITIVES = "? pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 tuple ? c64 bf16 token c128 f8e5m2 f8e4m3fn s4 u4"
 """The names of xla.PrimitiveType, by number."""
-_SILENT = ("parameter", "tuple", "get-tuple-element")
+_PARAMETER, _SILENT = "parameter:", ("tuple", "get-tuple-element")
 
 
 def kinds(executable: bytes) -> frozenset[str]:
@@ -91,7 +91,7 @@ def kinds(executable: bytes) -> frozenset[str]:
 
 def _of_thunks(result: bytes) -> Iterator[str]:
     left = list(wire.find(result, RESULT["thunk_sequence.thunks"]))
-    fusions: Mapping[int, frozenset[str]] | None = None
+    fusions: Mapping[int, str] | None = None
     while left:  # a loop: in other people's bytes they may be nested as deep as they like
         thunk = left.pop()
         left += (inner for path in NESTED.values() for inner in wire.find(thunk, path))
@@ -108,7 +108,7 @@ def _of_thunks(result: bytes) -> Iterator[str]:
         for number in map(_number, wire.find(thunk, THUNK["ynn_fusion_thunk.instruction_id"])):
             if fusions is None:
                 fusions = dict(_fused(result))
-            words += sorted(fusions.get(number, {"unknown"}))
+            words.append(fusions.get(number, "unknown"))
         yield " ".join(words)
 
 
@@ -119,8 +119,8 @@ def _transform(thunk: bytes) -> Iterator[int]:
         yield next(map(_number, wire.find(thunk, THUNK["fft_thunk.fft_type"])), 0)
 
 
-def _fused(result: bytes) -> Iterator[tuple[int, frozenset[str]]]:
-    """Yield the instructions that call computations, by number, and the operations in those."""
+def _fused(result: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the instructions that call computations, by number, and the operations in those, with what they take."""
     inside: dict[int, frozenset[str]] = {}
     calling: list[tuple[int, list[int]]] = []
     for computation in wire.find(result, RESULT["hlo_module.hlo_module.computations"]):
@@ -137,7 +137,9 @@ def _fused(result: bytes) -> Iterator[tuple[int, frozenset[str]]]:
         (name,) = map(_number, wire.find(computation, COMPUTATION["id"]))
         inside[name] = frozenset(operations)
     for number, calls in calling:
-        yield number, frozenset().union(*(inside.get(name, {"unknown"}) for name in calls))
+        operations = {operation for name in calls for operation in inside.get(name, {"unknown"})}
+        taken = sorted(each.partition(":")[2] for each in operations if each.startswith(_PARAMETER))
+        yield number, " ".join([*sorted(each for each in operations if not each.startswith(_PARAMETER)), "of", *taken])
 
 
 def _of_code(result: bytes) -> Iterator[str]:
