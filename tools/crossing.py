@@ -430,11 +430,11 @@ def _error(first: str, second: str) -> float | None:
     if first == second:
         return None
     worst = 0.0
-    for one, other in zip(first.splitlines(), second.splitlines(), strict=True):
-        if one == other:
+    for given, wanted in zip(first.splitlines(), second.splitlines(), strict=True):
+        if given == wanted:
             continue
-        dtype = np.dtype(one.split()[0])
-        data = (bytes.fromhex((*line.split(), "")[1]) for line in (one, other))
+        dtype = np.dtype(given.split()[0])
+        data = (bytes.fromhex((*line.split(), "")[1]) for line in (given, wanted))
         a, b = (np.frombuffer(each, dtype).astype(np.complex128) for each in data)
         both = np.isfinite(a) & np.isfinite(b)
         if not (np.isfinite(a) == np.isfinite(b)).all():

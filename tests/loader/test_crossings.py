@@ -1,6 +1,7 @@
 """`policy="measured"`: what an older jaxlib made runs where that was measured, and everything else as before.
 
 The corpus has a bundle of jaxlib 0.10.1, which is older than those that the tests run with.
+
 Modules: `bundle/crossings.py`, `loader/crossings.py`.
 """
 
@@ -23,7 +24,7 @@ from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.index import numbers
 from stagec.core.data import child
 from stagec.loader import crossings as first_calls
-from stagec.loader.loaded import Once
+from stagec.loader.once import Once
 from stagec.loader.selection import Asked, select
 from stagec.pjrt import host
 from tests.building import ROOT, checked, stagec as command

@@ -17,7 +17,7 @@ from stagec.core.data import child, thunks
 from stagec.core.messages.refusal import LoadError, Refusal
 from stagec.core.sizes.avals import parse_aval, physical
 from stagec.core.trees.tree import argument_path
-from stagec.loader.loaded import Once
+from stagec.loader.once import Once
 from stagec.loader.selection import Offer
 from stagec.pjrt.arrays import dtype_of, random_arrays
 from stagec.pjrt.host import Host

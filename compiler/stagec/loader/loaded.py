@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jaxlib import _jax
 
@@ -23,36 +23,6 @@ if TYPE_CHECKING:
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
-
-Value = TypeVar("Value")
-
-
-class Once:
-    """Values by key. Each is made once: a thread waits only if another one is making the same value."""
-
-    def __init__(self) -> None:
-        self._values: dict[Hashable, Any] = {}
-        self._turns: dict[Hashable, threading.Lock] = {}
-
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value of `key`; `make` makes it if there is none. If `make` raises, the next thread tries."""
-        value: Value | None = self._values.get(key)
-        if value is None:
-            # A lock for each key: XLA takes tenths of a second to load an executable, and calls of others must not wait
-            # for it.
-            with self._turns.setdefault(key, threading.Lock()):
-                value = self._values.get(key)
-                if value is None:
-                    value = self._values[key] = make()
-        return value
-
-    def made(self) -> list[Any]:
-        """Return the values that there are."""
-        return list(self._values.values())
-
-    def clear(self) -> None:
-        """Forget all values."""
-        self._values.clear()
 
 
 class Settings(NamedTuple):

@@ -17,7 +17,8 @@ from stagec.core.messages.refusal import CallError, LoadError, RunError
 from stagec.core.sizes.avals import Aval, num_bytes, parse_aval, physical
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.loader import selection
-from stagec.loader.loaded import Loaded, Once
+from stagec.loader.loaded import Loaded
+from stagec.loader.once import Once
 from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
 from stagec.pjrt import clients, failures, host
 from stagec.pjrt.arrays import DeviceArray
