@@ -18,9 +18,8 @@ import msgpack
 import pytest
 
 from stagec.backends.gpu import code_objects, compiler, container, cubins, kernels, riegeli, stubs
-from stagec.core.data import wire
+from stagec.core.data import elf, wire
 from stagec.hardware import gpu_devices, rocm
-from stagec.patches import elf
 from tests.backends.deviceless import OVERLAPPING, compile_again, compile_elsewhere, installed, layer, run
 from tests.backends.test_riegeli import SIGNATURE
 

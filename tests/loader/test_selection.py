@@ -527,7 +527,8 @@ with stagec.load(sys.argv[1]) as bundle:
 
 
 def test_an_unknown_policy(zoo: Path) -> None:
-    with pytest.raises(ValueError, match="policy is 'always'; write 'allow_compile' or 'executable_only'"):
+    known = "'allow_compile' or 'executable_only' or 'measured' or 'measured_only'"
+    with pytest.raises(ValueError, match=f"policy is 'always'; write {known}"):
         stagec.load(zoo, policy="always")  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 """Load: many threads, many loads; `STAGEC_LOAD_CALLS` says how many calls each thread makes.
 
-Modules: `loader/bundle.py`, `loader/function.py`, `loader/loaded.py`.
+Modules: `loader/bundle.py`, `loader/function.py`, `loader/loaded.py`, `loader/once.py`.
 """
 
 import gc

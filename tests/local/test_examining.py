@@ -16,8 +16,9 @@ import pytest
 
 from stagec.building import examination
 from stagec.core.builds import specs
+from stagec.core.data import elf
 from stagec.hardware import catalog
-from stagec.patches import elf, hash_seeds, known_builds, machine_code
+from stagec.patches import hash_seeds, known_builds, machine_code
 from stagec.stages import describing
 from tests.local.test_building import Workspace
 from tests.users import needs_isolation

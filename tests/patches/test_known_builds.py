@@ -1,6 +1,6 @@
 """The builds that are known: the table, those that are installed here, and what is refused.
 
-Modules: `patches/descriptors.py`, `patches/elf.py`, `patches/hash_seeds.py`, `pjrt/compatibility.py`.
+Modules: `patches/descriptors.py`, `core/data/elf.py`, `patches/hash_seeds.py`, `pjrt/compatibility.py`.
 """
 
 import ctypes
@@ -15,7 +15,8 @@ import pytest
 
 from stagec.building import examination
 from stagec.core.builds import releases
-from stagec.patches import elf, hash_seeds, known_builds, machine_code
+from stagec.core.data import elf
+from stagec.patches import hash_seeds, known_builds, machine_code
 from stagec.pjrt import compatibility
 from tests.backends.deviceless import installed
 from tests.building import COMPILER, ROOT

@@ -58,6 +58,21 @@ def test_a_fleet_that_is_not_served() -> None:
     ]
 
 
+def test_what_older_jaxlibs_made_counts_where_it_was_measured() -> None:
+    done = command("verify", BUNDLE, "--serves", "jaxlib==0.12.0.1", "--serves", "jaxlib==0.10.2", "--measured")
+    assert done.returncode == 3
+    measured = "2 of which are of an older jaxlib, as measured"
+    assert done.stdout.splitlines()[-2:] == [
+        f"ok      serves      jaxlib 0.12.0.1: 2 executables of 1 function, {measured}",
+        "ok      serves      jaxlib 0.10.2: 2 executables of 1 function",
+    ]
+    rows = fleet.serves(Archive(BUNDLE).index, ["0.12.0.1"], kinds=lambda _: {"kernel", "custom-call mine"})
+    assert [(row["ok"], row["measured"]) for row in rows] == [(False, 0)]
+    assert "; of an older jaxlib: nobody has measured custom-call mine of jaxlib 0.10.2; of the" in fleet.summary(rows)
+    (row,) = fleet.serves(Archive(BUNDLE).index, ["99.0"], kinds=lambda _: {"kernel"})
+    assert row["refused"]["n = 1"] == "nobody has measured what jaxlib 0.10.2 made with jaxlib 99.0 on x86_64"
+
+
 def test_what_nobody_knows_serves_nobody(tmp_path: Path) -> None:
     """A bundle without executables, and a jaxlib that is not out yet."""
     path = without_executables(BUNDLE, tmp_path / "x.aot")

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from stagec.audit import kernels, measurements, processes
-from stagec.bundle import external, index
+from stagec.bundle import crossings, external, index
 from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of, description_of, of_interface
-from stagec.bundle.description import LARGEST, Description
+from stagec.bundle.description import LARGEST, Description, architecture
 from stagec.core.builds import naming
 from stagec.core.builds.platforms import GPUS
 from stagec.core.builds.specs import FOLLOWS_MACHINE, NOT_EXAMINED
-from stagec.core.data import child, reading
+from stagec.core.data import child, reading, thunks
 from stagec.core.messages.errors import blaming
 
 _START = 1000
@@ -100,7 +100,12 @@ def _compiled(path: str) -> dict[str, Any]:
     description = Description.from_json(text)
     if hashlib.sha256(data).hexdigest() != description.executable_sha256:
         raise ValueError(f"{Path(path).with_suffix('.json').name} beside it describes another executable")
-    return {**_executable(text), "kernels": kernels.of_executable(data, description, timed=True)}
+    report = {**_executable(text), "kernels": kernels.of_executable(data, description, timed=True)}
+    if description.target.platform == "cpu":
+        runs = sorted(thunks.kinds(data))
+        made_with, where = description.versions["jaxlib"], architecture(description.target.to_plain())
+        report |= {"runs": runs, "measured": crossings.readers(runs, made_with, where)}
+    return report
 
 
 def _ptx(data: bytes) -> dict[str, Any]:
@@ -257,6 +262,7 @@ def _executable_text(report: dict[str, Any], flat: bool) -> str:
         *_analysis_lines(report["analysis"], report["cost_analysis"]),
         *_kernel_lines(report),
         f"  made with  {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+        *_crossing_lines(report),
         *(f"  unpromised {line}" for line in measurements.unpromised(target)),
         *(f"  defect     {line}" for line in measurements.avoided(report["avoided"])),
     ]
@@ -270,6 +276,16 @@ def _kernel_lines(report: dict[str, Any]) -> list[str]:
     total = kernels.in_all(rows)
     after = [] if total is None else [f"    one after the other, they take at least {total:.3g} s"]
     return [f"  kernels    {kernels.summary(rows)}", *(f"    {line}" for line in kernels.lines(rows)), *after]
+
+
+def _crossing_lines(report: dict[str, Any]) -> list[str]:
+    """What an executable for a CPU runs, and which newer jaxlibs run that too, as measured."""
+    if "runs" not in report:
+        return []
+    same = [reader for reader, why in report["measured"].items() if not why]
+    others = [f"  measured   not with jaxlib {reader}: {why}" for reader, why in report["measured"].items() if why]
+    measured = [f"  measured   the same bits with jaxlib {', '.join(same)}"] if same else []
+    return [f"  runs       {', '.join(report['runs'])}", *measured, *others]
 
 
 def _process_lines(report: dict[str, Any], indent: str) -> list[str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stagec.core.builds.compiler_options import BUILD_OPTIONS
-from stagec.patches import descriptors, elf
+from stagec.core.data import elf
+from stagec.patches import descriptors
 
 
 @functools.cache

@@ -127,7 +127,12 @@ def order(executable: Mapping[str, Any]) -> tuple[Any, ...]:
     executable: its entry in the index.
     """
     target, bucket, jaxlib = key_of(executable)
-    return target, bucket, [int(part) for part in re.findall(r"\d+", jaxlib)], jaxlib
+    return target, bucket, numbers(jaxlib), jaxlib
+
+
+def numbers(release: str) -> list[int]:
+    """Return a release as numbers, to compare it with others: [0, 12, 0, 1]."""
+    return [int(part) for part in re.findall(r"\d+", release)]
 
 
 def jaxlibs(index: Mapping[str, Any]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from stagec.bundle.description import Description
 from stagec.core.messages.refusal import CallError
-from stagec.core.sizes.avals import Aval, physical
 from stagec.core.trees.node_types import NodeTypes
 from stagec.core.trees.tree import argument_path
 from stagec.loader.bundle import Bundle
 from stagec.loader.function import Function
-from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.arrays import dtype_of, random_arrays
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by path: `args[0]['w']` of an argument, `result['y']` of a result."""
@@ -58,20 +57,6 @@ def random_arguments(description: Description, seed: int, bound: Collection[str]
     """
     pairs = zip(_paths(description), random_arrays(description.in_avals, seed), strict=True)
     return {path: values for path, values in pairs if path not in bound}
-
-
-def random_arrays(avals: Sequence[Aval], seed: int) -> list[NDArray[Any]]:
-    """Return an array for each of `avals`, which are static; a PRNG key is its words."""
-    generator = np.random.default_rng(seed)
-
-    def values(aval: Aval) -> NDArray[Any]:
-        shape, dtype = tuple(map(int, physical(aval).shape)), dtype_of(aval)
-        if dtype.kind in "biu":
-            return generator.integers(0, 2, shape).astype(dtype)
-        normal = generator.standard_normal(shape)
-        return (normal + 1j * generator.standard_normal(shape) if dtype.kind == "c" else normal).astype(dtype)
-
-    return list(map(values, avals))
 
 
 def call(function: Function, arguments: Arrays) -> tuple[dict[str, NDArray[Any]], list[float]]:

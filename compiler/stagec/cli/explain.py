@@ -21,6 +21,8 @@ OPTIONS = {
     "[--function NAME]...": "of a bundle alone: one signature",
     "[--target NAME]": "of a bundle alone: the target to run, as for stagec.load",
     "[--executable-only]": "of a bundle alone: as policy='executable_only' of stagec.load: compile nothing",
+    "[--measured]": "of a bundle alone: as policy='measured' of stagec.load: take what an older jaxlib made, where "
+    "it was measured to have the same bits; with --executable-only, as 'measured_only'",
     "[--log LOG]": "what a program wrote to stderr with JAX_LOGGING_LEVEL=DEBUG; the first is the folder that "
     "aot_jax_cache wrote: which of its entries the program missed, and what of their keys differs",
 }
@@ -29,7 +31,7 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     alone = options.second is None and options.log is None
     only_with("two artifacts", options.second, options, "import_root", "plugin", "environment")
-    only_with("a bundle alone", alone, options, "function", "target", "executable_only")
+    only_with("a bundle alone", alone, options, "function", "target", "executable_only", "measured")
     only_with("one folder", options.second is None, options, "log")
     if options.log is not None:
         return _missed(options.first, options.log)
@@ -56,6 +58,8 @@ def _runs(options: Options) -> Answer:
 
     bundle = options.first
     policy: Policy = "executable_only" if options.executable_only else "allow_compile"
+    if options.measured:
+        policy = "measured_only" if options.executable_only else "measured"
     try:
         selections = load.explain(bundle, options.target, policy).selections()
     except LoadError as error:

@@ -16,6 +16,8 @@ OPTIONS = {
     "[--serves jaxlib==VERSION]...": "a jaxlib of your fleet: status 1 where the bundle has no executables of it",
     "[--function NAME]...": "with --serves, a function that must be served, as inspect names it (default: all)",
     "[--target NAME]...": "with --serves, a target that must be served (default: all)",
+    "[--measured]": "with --serves, what an older jaxlib made counts too, where it was measured to have the same bits "
+    "(policy='measured' of stagec.load)",
     "[--threshold T]": value("how many of the keys must have signed (default: 1)", 1, int),
     **WEIGHTS,
     "[--require-signature]": "refuse to run without --key: for scripts, whose list of keys could be empty",
@@ -38,6 +40,7 @@ def run(options: Options) -> Answer:
     if (options.function or options.target) and not options.serves:
         what = "these are the functions and targets that must be served, and no jaxlib is given"
         raise StagecError(Problem("", "--function, --target", what, "write --serves jaxlib==0.12.0"))
+    only_with("--serves", options.serves, options, "measured")
     if options.bundle.endswith(attestation.LAYER):
         only_with("a bundle", False, options, "serves", "base_key", "weights")
     report = verification.verify(
@@ -50,5 +53,6 @@ def run(options: Options) -> Answer:
         [fleet.release(requirement, "--serves") for requirement in options.serves],
         options.function,
         options.target,
+        options.measured,
     )
     return Answer(report, verification.as_text(report), verification.status(report))

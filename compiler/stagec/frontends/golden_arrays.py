@@ -15,7 +15,7 @@ from stagec.core.sizes.avals import DTYPES, Aval, evaluate_shape, physical
 from stagec.core.trees.tree import argument_path
 from stagec.frontends.common import user_code
 from stagec.frontends.common.frontend import frontend
-from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.arrays import dtype_of, random_arrays
 from stagec.stages.exported import Exported
 
 
@@ -45,7 +45,7 @@ def make(
     if spec.golden["inputs"]:
         values = _from_file(spec, paths, list(map(physical, avals)), bound, given)
     else:
-        values = trials.random_arrays(avals, spec.golden["seed"])
+        values = random_arrays(avals, spec.golden["seed"])
     for i, tensor in bound.items():
         values[i] = np.frombuffer(tensor.read(), dtype_of(avals[i])).reshape(tuple(map(int, avals[i].shape)))
 

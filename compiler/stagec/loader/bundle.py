@@ -16,7 +16,8 @@ from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.sizes.avals import parse_aval
 from stagec.loader.function import Function
-from stagec.loader.loaded import Loaded, Once, Settings
+from stagec.loader.loaded import Loaded, Settings
+from stagec.loader.once import Once
 from stagec.loader.selection import Selection, nearest_refusal
 from stagec.loader.variant import Variant
 from stagec.pjrt.arrays import zeros

@@ -48,6 +48,8 @@ def load(
         and does not import JAX.
     policy: "allow_compile" runs the executables that fit. If none fits, it compiles the exported artifact at the first
         call, with jaxlib, for the shapes that the bundle has executables for. "executable_only" never compiles.
+        "measured" and "measured_only" are the same two, and take what an older jaxlib made too, where its operations
+        were measured to have the same bits with this one (docs/loading.md). This jaxlib's own comes first.
     devices: of one platform, as `stagec.devices` or `jax.devices` lists them. A function for n devices runs on the
         first n, in this order. Empty: those of the platform; for a call with JAX's arrays, JAX's.
     keys: the public keys that you trust: paths of PEM files, or their bytes. If you give them, the bundle must be

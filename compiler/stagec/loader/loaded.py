@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees.node_types import NodeTypes, Types
-from stagec.loader.selection import POLICIES, Asked, Policy, Shapes
+from stagec.loader.selection import MEASURED, POLICIES, Asked, Policy, Shapes
 from stagec.pjrt import clients, host, probe
 from stagec.pjrt.calling_convention import Convention
 from stagec.pjrt.executable import Executable
@@ -19,39 +19,10 @@ from stagec.pjrt.weights import Weights
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
+    from stagec.loader.crossings import Crossings
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
 """Compiles a serialized `Exported` for a platform and for shapes of its arguments, on devices."""
-
-Value = TypeVar("Value")
-
-
-class Once:
-    """Values by key. Each is made once: a thread waits only if another one is making the same value."""
-
-    def __init__(self) -> None:
-        self._values: dict[Hashable, Any] = {}
-        self._turns: dict[Hashable, threading.Lock] = {}
-
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value of `key`; `make` makes it if there is none. If `make` raises, the next thread tries."""
-        value: Value | None = self._values.get(key)
-        if value is None:
-            # A lock for each key: XLA takes tenths of a second to load an executable, and calls of others must not wait
-            # for it.
-            with self._turns.setdefault(key, threading.Lock()):
-                value = self._values.get(key)
-                if value is None:
-                    value = self._values[key] = make()
-        return value
-
-    def made(self) -> list[Any]:
-        """Return the values that there are."""
-        return list(self._values.values())
-
-    def clear(self) -> None:
-        """Forget all values."""
-        self._values.clear()
 
 
 class Settings(NamedTuple):
@@ -82,14 +53,17 @@ class Settings(NamedTuple):
             what = f"no target {self.target!r}; the bundle has {', '.join(targets) or 'none'}"
             raise LoadError("no-target", f"{archive.path}: {what}")
         platform = targets[self.target]["platform"] if self.target else None
-        policy = self.policy if self.compiler else "executable_only"
-        return Asked(self.target, platform, policy, len(self.devices) or None)
+        policy = self.policy
+        if not self.compiler:
+            policy = "measured_only" if policy in MEASURED else "executable_only"
+        return Asked(self.target, platform, policy, num_devices=len(self.devices) or None)
 
 
 class Loaded:
     """The state that the functions of a loaded bundle share.
 
     archive: None when the bundle was closed. path, name: of the bundle.
+    crossings: the executables of older jaxlibs that the policy takes; None: it takes none.
     lock: held for an instant, to remember a call or to close the bundle; never while XLA works.
     """
 
@@ -103,6 +77,11 @@ class Loaded:
         self.settings = settings
         self.asked = settings.asked(archive)
         self.host = host.describe(settings.devices)
+        self.crossings: Crossings | None = None
+        if settings.policy in MEASURED:
+            from stagec.loader.crossings import Crossings  # most processes run what their own jaxlib made
+
+            self.crossings = Crossings(self.host)
         self.types = NodeTypes(settings.types)
         self.weights = Weights.from_archive(archive, settings.map_weights, settings.files)
         self.lock = threading.Lock()

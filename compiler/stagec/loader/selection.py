@@ -6,12 +6,12 @@ explain` all use it. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stagec.bundle.description import architecture
-from stagec.bundle.index import UNKNOWN as ANY_RELEASE
+from stagec.bundle.index import UNKNOWN as ANY_RELEASE, numbers
 from stagec.core.builds import naming
 from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
@@ -20,8 +20,11 @@ from stagec.pjrt.host import Host, architecture_refusal, cpu_refusal
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 """Shapes of the leaves of the arguments, flat."""
-Policy: TypeAlias = Literal["allow_compile", "executable_only"]
-POLICIES: tuple[Policy, ...] = ("allow_compile", "executable_only")
+Policy: TypeAlias = Literal["allow_compile", "executable_only", "measured", "measured_only"]
+POLICIES: tuple[Policy, ...] = ("allow_compile", "executable_only", "measured", "measured_only")
+MEASURED: tuple[Policy, ...] = ("measured", "measured_only")
+"""Those that take executables of an older jaxlib, where somebody has measured that they have the same bits here."""
+NO_COMPILE: tuple[Policy, ...] = ("executable_only", "measured_only")
 
 CHOSEN, FITS = "chosen", "fits"
 _ORDER = (
@@ -102,12 +105,14 @@ class Asked(NamedTuple):
 
     target: None: any. platform: of that target.
     policy: whether an exported artifact may be compiled when no executable fits.
+    crosses: returns why an executable of another jaxlib must not run here; None: none may.
     num_devices: how many devices the caller names; None: none. shapes: None: any.
     """
 
     target: str | None = None
     platform: str | None = None
     policy: Policy = "allow_compile"
+    crosses: Callable[[Offer], str] | None = None
     num_devices: int | None = None
     shapes: Shapes | None = None
 
@@ -232,9 +237,12 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
 def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) -> Selection:
     """Return every offer with a verdict; the first that fits is chosen.
 
-    An exported artifact fits the shapes of the executables beside it, or any shapes if there are none.
+    An exported artifact fits the shapes of the executables beside it, or any shapes if there are none. Executables of
+    this jaxlib come before those of others, and of one target the newest of those first.
     """
     shapes = {offer.shapes for offer in offered if offer.kind == "executable"}
+    if asked.crosses:
+        offered = _exact_first(offered, host)
     candidates = []
     taken: Offer | None = None
     for offer in offered:
@@ -243,16 +251,38 @@ def select(function: str, offered: Sequence[Offer], host: Host, asked: Asked) ->
             reason = f"{taken.member} comes first"
         elif code == FITS:
             code, taken = CHOSEN, offer
-            reason = "runs as it is" if offer.kind == "executable" else "is compiled at the first call"
+            reason = _runs(offer, host) if offer.kind == "executable" else "is compiled at the first call"
             reason = "; ".join(filter(None, (reason, unknown_release(offer, host))))
         candidates.append(Candidate(offer, code, reason))
     if asked.shapes is None and taken is not None and taken.kind == "executable":
         # Buckets beside the chosen one run as well, each for its own shapes.
-        candidates = [
-            Candidate(c.offer, CHOSEN, "runs as it is") if c.code == FITS and c.offer.target == taken.target else c
-            for c in candidates
-        ]
+        sizes = {taken.shapes}
+        for i, (offer, code, _) in enumerate(candidates):
+            if code == FITS and offer.target == taken.target and offer.shapes not in sizes:
+                sizes.add(offer.shapes)
+                candidates[i] = Candidate(offer, CHOSEN, _runs(offer, host))
     return Selection(function, tuple(candidates))
+
+
+def crosses(offer: Offer, host: Host) -> bool:
+    """Whether an offer is an executable of another jaxlib than this process's."""
+    return offer.kind == "executable" and offer.versions["jaxlib"] != host.jaxlib
+
+
+def _runs(offer: Offer, host: Host) -> str:
+    made = f"; jaxlib {offer.versions['jaxlib']} made it, and its operations were measured to have the same bits here"
+    return "runs as it is" + (made if crosses(offer, host) else "")
+
+
+def _exact_first(offered: Sequence[Offer], host: Host) -> list[Offer]:
+    places = [offer.target for offer in offered]
+
+    def order(offer: Offer) -> tuple[int, int, list[int]]:
+        if not crosses(offer, host):
+            return 2 * (offer.kind == "exported"), 0, []
+        return 1, places.index(offer.target), [-number for number in numbers(offer.versions["jaxlib"])]
+
+    return sorted(offered, key=order)
 
 
 def usable_platform(offer: Offer, host: Host, asked: Asked) -> str | None:
@@ -304,10 +334,11 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
     if name == "cpu" and (refusal := cpu_refusal(offer.requires, host.cpu_flags)):
         yield "cpu-feature", refusal
     if offer.kind == "executable":
-        made_with = offer.versions["jaxlib"]
         # XLA promises nothing about an executable's form to another release, and checks little.
-        if made_with != host.jaxlib:
-            yield "jaxlib-version", f"it was compiled with jaxlib {made_with}, here is {host.jaxlib}"
+        why = asked.crosses(offer) if asked.crosses and crosses(offer, host) else None
+        if crosses(offer, host) and why != "":
+            made = f"it was compiled with jaxlib {offer.versions['jaxlib']}, here is {host.jaxlib}"
+            yield "jaxlib-version", "; ".join(filter(None, (made, why)))
         for package, have in platform.versions.items():
             want = offer.versions.get(package, have)
             if want != have:
@@ -317,8 +348,8 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
         if asked.shapes is not None and asked.shapes != offer.shapes:
             yield "shape", f"it is for {_sizes(offer)}"
     else:
-        if asked.policy == "executable_only":
-            yield "policy", "compiling is not allowed (executable_only)"
+        if asked.policy in NO_COMPILE:
+            yield "policy", f"compiling is not allowed ({asked.policy})"
         readable, reason = _promised(offer, host)
         if readable is False:
             maker = (

@@ -17,7 +17,8 @@ from stagec.core.messages.refusal import CallError, LoadError, RunError
 from stagec.core.sizes.avals import Aval, num_bytes, parse_aval, physical
 from stagec.core.trees.tree import LEAF, Tree
 from stagec.loader import selection
-from stagec.loader.loaded import Loaded, Once
+from stagec.loader.loaded import Loaded
+from stagec.loader.once import Once
 from stagec.loader.selection import BoundArray, Offer, Selection, Shapes
 from stagec.pjrt import clients, failures, host
 from stagec.pjrt.arrays import DeviceArray
@@ -108,6 +109,8 @@ class Variant:
         """Return the bundle's candidates to run this, and which one runs here. shapes: of the leaves, flat."""
         loaded = self._loaded
         asked, here = loaded.asked._replace(shapes=shapes), loaded.host
+        if loaded.crossings:
+            asked = asked._replace(crosses=functools.partial(loaded.crossings.refusal, loaded.archive))
         if devices is not None:
             asked, here = asked._replace(num_devices=len(devices)), host.describe(devices)
         return selection.select(self.name, self.offers, here, asked)._replace(bound=self._bound_arrays)
@@ -258,7 +261,7 @@ class Variant:
         ]
 
     def _load(self, offer: Offer, shapes: Shapes) -> None:
-        signature = self._loaded_for(offer, shapes)
+        signature = self._loaded_for(self._tried(offer, shapes), shapes)
         executable, description = signature.executable, signature.description
         assert executable is not None
         for aval, i in zip(executable.parameters, description.kept_var_idx, strict=True):
@@ -268,11 +271,24 @@ class Variant:
     def _select(self, shapes: Shapes, leaves: Sequence[Any]) -> Offer:
         selected = self.select(shapes)
         if selected.chosen is not None:
-            return selected.chosen.offer
+            return self._tried(selected.chosen.offer, shapes)
         known = {offer.shapes for offer in self.offers if offer.kind == "executable"}
         if known and shapes not in known:
             raise CallError("shape", self._no_bucket(leaves))
         raise selected.refusal(self._loaded.path)
+
+    def _tried(self, offer: Offer, shapes: Shapes) -> Offer:
+        """Return the offer; if an older jaxlib made it and a child process fails with it, the next one. LoadError."""
+        crossings, archive = self._loaded.crossings, self._archive()
+        while crossings and selection.crosses(offer, self._loaded.host):
+            signature = archive.index["functions"][self.name]
+            if crossings.passes(offer, self._describe(offer), archive, signature):
+                break
+            selected = self.select(shapes)
+            if selected.chosen is None:
+                raise selected.refusal(self._loaded.path)
+            offer = selected.chosen.offer
+        return offer
 
     def _loaded_for(self, offer: Offer, shapes: Shapes, of_jax: bool = False) -> Signature:
         """Return a signature with its executable, after XLA loaded or compiled it. Raises LoadError, CallError."""
@@ -339,14 +355,17 @@ class Variant:
         passed = [c for c in before if c.code not in (selection.FITS, selection.CHOSEN, "shape", "target")]
         reasons = "; ".join(dict.fromkeys(f"not {c.offer.target}: {c.reason}" for c in passed))
         compiled, asked = offer.kind == "exported", self._loaded.asked.target
-        if not (compiled or reasons) or (offer.kind, reasons) in self._logged:
+        crosses = selection.crosses(offer, self._loaded.host)
+        if not (compiled or reasons or crosses) or (offer.kind, reasons) in self._logged:
             return
         self._logged.add((offer.kind, reasons))
         import logging  # most processes have what they run
 
-        what = "is compiled here" if compiled else f"runs what was compiled for {offer.target}"
+        made = f" with jaxlib {offer.versions['jaxlib']}, which is measured" if crosses else ""
+        what = "is compiled here" if compiled else f"runs what was compiled for {offer.target}{made}"
         level = logging.WARNING if compiled and reasons else logging.INFO
-        why = reasons or "the bundle has no executable of it" + (f" for {asked}" if asked else "")
+        nothing = "the bundle has no executable of it" + (f" for {asked}" if asked else "")
+        why = reasons or (f"here is {self._loaded.host.jaxlib}" if crosses else nothing)
         logging.getLogger("stagec").log(level, "%s: %s %s (%s)", self._loaded.path, self.name, what, why)
 
     def exported(self) -> bytes:

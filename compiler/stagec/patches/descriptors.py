@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stagec.core.data import wire
-from stagec.patches import elf
+from stagec.core.data import elf, wire
 
 SECTION = "protodesc_cold"
 """Name of the section."""

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.core.builds.specs import EXAMINED_HERE, NOT_EXAMINED, PROJECT
-from stagec.patches import cores, cpuid, cpuinfo, descriptors, elf, hash_seeds
+from stagec.core.data import elf, thunks
+from stagec.patches import cores, cpuid, cpuinfo, descriptors, hash_seeds
 from stagec.patches.machine_code import Code, PatchError, mapped
 
 TABLE = Path(__file__).with_suffix(".json")
@@ -71,13 +72,6 @@ class Library:
 
 EXECUTABLE: Paths = {"serialized_executable": (1,)}
 """Where in an xla.ExecutableAndOptionsProto the platform's own message is."""
-NESTED_IN_CPU: Paths = {
-    "call_thunk.called_sequence.thunks": (3, 1, 1),
-    "conditional_thunk.branch_sequences.thunks": (4, 1, 1),
-    "while_thunk.cond_sequence.thunks": (10, 1, 1),
-    "while_thunk.body_sequence.thunks": (10, 2, 1),
-}
-"""Where in a thunk of XLA:CPU's there are others: all such fields, as `examined` checks."""
 NESTED: Paths = {
     "sequential_thunk.thunks": (2, 1),
     "conditional_thunk.branch_thunks.thunks": (6, 2, 1),
@@ -169,7 +163,7 @@ JAXLIB = Library(
             "target_machine_options.cpu": (9, 2),
             "target_machine_options.features": (9, 3),
         },
-        "xla.cpu.ThunkProto": {**NESTED_IN_CPU, "info.module_id": (2, 3)},
+        "xla.cpu.ThunkProto": {**thunks.NESTED, "info.module_id": (2, 3)},
     },
 )
 GPU: Mapping[str, Paths] = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from stagec.patches import elf
+from stagec.core.data import elf
 
 _FORBIDDEN = "this system does not let a process change its own code"
 

@@ -350,6 +350,20 @@ _CHARACTERS = frozenset("?bBhHiIlLqQefdFD")
 _SINGLE: dict[tuple[_jax.Device, str | None], Sharding] = {}
 
 
+def random_arrays(avals: Sequence[Aval], seed: int) -> list[NDArray[Any]]:
+    """Return an array for each of `avals`, which are static; a PRNG key is its words."""
+    generator = np.random.default_rng(seed)
+
+    def values(aval: Aval) -> NDArray[Any]:
+        shape, dtype = tuple(map(int, physical(aval).shape)), dtype_of(aval)
+        if dtype.kind in "biu":
+            return generator.integers(0, 2, shape).astype(dtype)
+        normal = generator.standard_normal(shape)
+        return (normal + 1j * generator.standard_normal(shape) if dtype.kind == "c" else normal).astype(dtype)
+
+    return list(map(values, avals))
+
+
 def single_device(device: _jax.Device | None = None, memory_kind: str | None = None) -> Sharding:
     """Return the sharding of arrays that are whole on `device`; None is `clients.own_device()`."""
     where = device or clients.own_device(), memory_kind

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
-from stagec.bundle import expiry, index as bundle_index
+from stagec.bundle import crossings, expiry, index as bundle_index
+from stagec.bundle.description import architecture
 from stagec.core.builds import naming, releases
 from stagec.core.data.strict_json import shown
 from stagec.core.messages.errors import Problem, StagecError, mistake, nearest
 
+Kinds: TypeAlias = Callable[[str], Collection[str]]
+"""Returns the kinds of operations of an executable, by its member (`core/data/thunks.py`). Raises ValueError."""
 _SHOWN = 3
 """How many functions a sentence names."""
 
@@ -23,7 +27,11 @@ def release(requirement: str, key: str) -> str:
 
 
 def serves(
-    index: Mapping[str, Any], jaxlibs: Sequence[str], functions: Sequence[str] = (), targets: Sequence[str] = ()
+    index: Mapping[str, Any],
+    jaxlibs: Sequence[str],
+    functions: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    kinds: Kinds | None = None,
 ) -> list[dict[str, Any]]:
     """Return for each jaxlib, function and target whether there are executables for all sizes of the function.
 
@@ -31,6 +39,8 @@ def serves(
     "target", "ok", "executables" and "missing" (sizes, as a person reads them), and "exported": the fate of a call
     without an executable. A function without any executable, of target "", is served if stagec knows that this jaxlib
     may read its exported artifact. A function of `functions` has a row for each of `targets`.
+    kinds: count executables of older jaxlibs too, where these were measured to have the same bits, on the CPUs on which
+    that was measured (`bundle/crossings.py`); then "measured" says how many, and "refused" by size why not. None: none.
     Raises StagecError for an unknown name, and if no function has a target of `targets`.
     """
     for what, names, known in (("function", functions, index["functions"]), ("target", targets, index["targets"])):
@@ -42,7 +52,7 @@ def serves(
         row
         for jaxlib in jaxlibs
         for name, function in chosen.items()
-        for row in _of_function(jaxlib, name, function, targets if functions else ())
+        for row in _of_function(jaxlib, name, function, targets if functions else (), index["targets"], kinds)
         if not targets or row["target"] in ("", *targets)
     ]
     if not rows:
@@ -51,7 +61,12 @@ def serves(
 
 
 def _of_function(
-    jaxlib: str, name: str, function: Mapping[str, Any], targets: Sequence[str]
+    jaxlib: str,
+    name: str,
+    function: Mapping[str, Any],
+    targets: Sequence[str],
+    hardware: Mapping[str, Any],
+    kinds: Kinds | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a function; one for each of `targets` too if it has executables for others alone."""
     until, maker = function["readable_until"], function["versions"].get("jaxlib")
@@ -66,19 +81,32 @@ def _of_function(
         else f"jaxlib {jaxlib} reads it, by JAX's promise"
     )
     row = {"jaxlib": jaxlib, "function": name, "target": "", "ok": known and readable is True, "executables": 0}
-    by_target: dict[str, dict[str, bool]] = {}
-    for entry in function["executables"]:
+    # For each size, why none of the executables runs; the best of them counts: of this jaxlib, measured, neither.
+    by_target: dict[str, dict[str, tuple[int, str]]] = {}
+    for entry in sorted(function["executables"], key=bundle_index.order):
+        made_with, target = entry["versions"]["jaxlib"], hardware[entry["target"]]
+        verdict = 0 if made_with == jaxlib else 2, ""
+        if kinds and made_with != jaxlib:
+            why = "those for CPUs alone are measured"
+            if target["platform"] == "cpu":
+                which = partial(kinds, entry["executable"])
+                why = crossings.refusal(which, made_with, jaxlib, architecture(target), None)
+            verdict = 2 if why else 1, why
         sizes = by_target.setdefault(entry["target"], {})
         what = shown(naming.bucket(entry["bucket"]))
-        sizes[what] = sizes.get(what, False) or entry["versions"]["jaxlib"] == jaxlib
+        before = sizes.get(what, verdict)
+        sizes[what] = before if before[0] < verdict[0] else verdict
     # A function without executables is compiled where it is loaded, so only the promise for its artifact counts.
     if not by_target:
         yield {**row, "missing": [], "exported": exported}
     for target in [name for name in targets if by_target and name not in by_target]:
         yield {**row, "target": target, "ok": False, "missing": [], "exported": exported}
     for target, sizes in by_target.items():
-        missing = [what for what, there in sizes.items() if not there]
+        refused = {what: why for what, (place, why) in sizes.items() if place == 2}
+        missing = [*refused]
         count = {"ok": not missing, "executables": len(sizes) - len(missing), "missing": missing}
+        if kinds:
+            count |= {"measured": sum(place == 1 for place, _ in sizes.values()), "refused": refused}
         yield {**row, "target": target, **count, "exported": exported}
 
 
@@ -95,6 +123,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         compiled = sum(not row["target"] for row in rows)
         functions = len({row["function"] for row in rows})
         only = f", {compiled} of which {'is' if compiled == 1 else 'are'} compiled there" if compiled else ""
+        older = sum(row.get("measured", 0) for row in rows)
+        only += f", {older} of which {'is' if older == 1 else 'are'} of an older jaxlib, as measured" if older else ""
         return f"{count} executables of {functions} function{'s' if functions != 1 else ''}{only}"
     named = [
         f"{row['function']}{row['target'] and ' for '}{row['target']}"
@@ -103,4 +133,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
     whys = ", ".join(dict.fromkeys(row["exported"] for row in missing))
-    return f"no executable of {', '.join(named[:_SHOWN])}{more}; of the exported artifact: {whys}"
+    refused = dict.fromkeys(why for row in missing for why in row.get("refused", {}).values())
+    measured = f"; of an older jaxlib: {'; '.join(refused)}" if refused else ""
+    return f"no executable of {', '.join(named[:_SHOWN])}{more}{measured}; of the exported artifact: {whys}"

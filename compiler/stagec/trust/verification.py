@@ -9,6 +9,7 @@ from typing import Any
 from stagec.bundle.additions import Indexed, bases
 from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
+from stagec.core.data import thunks
 from stagec.core.messages.refusal import LoadError
 from stagec.trust import fleet
 from stagec.trust.attestation import LAYER, Subject, Vouching
@@ -34,6 +35,7 @@ def verify(
     serves: Sequence[str] = (),
     functions: Sequence[str] = (),
     targets: Sequence[str] = (),
+    measured: bool = False,
 ) -> dict[str, Any]:
     """Return a report on the bundle or layer at `path`: "verdict", and "checks", each with "check", "ok" and "summary".
 
@@ -43,8 +45,9 @@ def verify(
     weights: the folder with the files of weights beside the bundle; None: the bundle's.
     base_keys: paths of public keys, one of which must have signed the bundle as it was before the first addition.
     serves: releases of jaxlib; the report then has "serves" and "jaxlibs", the rows of `fleet.serves` for them. They do
-        not affect the verdict. functions, targets: those that must be served; none: all. The first failed check is the
-        last one. Raises StagecError for a bundle or key that cannot be read.
+        not affect the verdict. functions, targets: those that must be served; none: all. measured: whether executables
+        of older jaxlibs count, where they were measured.
+    The first failed check is the last one. Raises StagecError for a bundle or key that cannot be read.
     """
     checks: list[dict[str, Any]] = []
     report: dict[str, Any] = {
@@ -71,7 +74,8 @@ def verify(
         report["verdict"] = REFUSED
     # A refused bundle may say anything of itself.
     if serves and report["verdict"] != REFUSED:
-        rows = fleet.serves(archive.index, serves, functions, targets)
+        kinds = (lambda member: thunks.kinds(bytes(archive[member]))) if measured else None
+        rows = fleet.serves(archive.index, serves, functions, targets, kinds)
         report |= {"serves": all(row["ok"] for row in rows), "jaxlibs": rows}
     return report
 

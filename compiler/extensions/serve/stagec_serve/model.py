@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.checking import trials
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
@@ -24,7 +23,7 @@ from stagec.loader.bundle import Bundle
 from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
-from stagec.loader.selection import CHOSEN, Offer, Policy
+from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy
 from stagec.pjrt.arrays import zeros
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
@@ -76,7 +75,7 @@ class Model:
         offers = {
             naming.bucket(candidate.offer.bucket): candidate.offer
             for candidate in candidates
-            if candidate.offer.kind == "executable" and (candidate.code == CHOSEN or policy != "executable_only")
+            if candidate.offer.kind == "executable" and (candidate.code == CHOSEN or policy not in NO_COMPILE)
         }
         self.buckets: list[Mapping[str, int]] = sorted(
             (offer.bucket for offer in offers.values()),
@@ -253,7 +252,7 @@ class Model:
     def _random(self, bucket: Mapping[str, int], seed: int) -> Arrays:
         """Return inputs of the sizes of a bucket, the same for the same seed."""
         avals = [Aval(tensor.aval.dtype, shape_of(tensor.aval, bucket)) for tensor in self.interface.inputs]
-        return trials.random_arrays(avals, seed)
+        return random_arrays(avals, seed)
 
     def _why_not_declared(self, rows: str) -> str:
         """Return why the manifest does not let requests be gathered along a dimension; "" if it does."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, compile_options, cost, memory, refusal
 from stagec.backends.cpu import defects
 from stagec.core.builds.specs import EXAMINED_HERE, NOT_EXAMINED, AnyCpuTarget, CompilerOption, CpuTarget
-from stagec.core.data import wire
+from stagec.core.data import thunks, wire
 from stagec.core.messages import phases
 from stagec.hardware import aarch64, x86
 from stagec.patches import cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
@@ -228,13 +228,13 @@ def _without_number(thunk: bytes) -> bytes:
         payload = record.payload
         if record.field == _INFO:
             payload = wire.without(payload, [_NUMBER])
-        for first, *rest in known_builds.NESTED_IN_CPU.values():
+        for first, *rest in thunks.NESTED.values():
             if record.field == first:
                 payload = wire.edit(payload, rest, _without_number)
         return record._replace(payload=payload).encode()
 
     # A thunk has the number of its module, and so have those inside it: the body of a loop, the branches of a
-    # conditional (`NESTED_IN_CPU`). The second module of a process would differ from the first.
+    # conditional (`thunks.NESTED`). The second module of a process would differ from the first.
     return b"".join(map(edited, wire.records(thunk)))  # a large program has thousands
 
 

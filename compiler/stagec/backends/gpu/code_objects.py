@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 from stagec.backends.gpu.cubins import Function
-from stagec.patches import elf
+from stagec.core.data import elf
 
 _MACHINE = 224  # EM_AMDGPU
 _METADATA = 32  # NT_AMDGPU_METADATA

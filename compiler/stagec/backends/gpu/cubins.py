@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stagec.patches import elf
+from stagec.core.data import elf
 
 _CUDA, _LAYOUT = 190, 8
 """e_machine of a cubin, and the e_ident[EI_ABIVERSION] that CUDA 13 writes: other layouts have other flags."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from stagec.patches import elf
+from stagec.core.data import elf
 
 _OF_THE_SYSTEM = re.compile(r"ld-linux-.*|lib(c|dl|gcc_s|m|pthread|rt|stdc\+\+)\.so\..*")
 _PAGE = 0x1000

@@ -26,8 +26,9 @@ OPTIONS = {
     "[--tls-clients FILE]": value("clients, but for --probe-port, need a certificate that one of these has signed", ""),
     "[--token-file FILE]": value("requests, but for probes, need a token that is a line of this file", ""),
     "[--key KEY]...": "a public key that is trusted, in PEM; may be repeated. With one, the bundle must be signed",
-    "[--policy {executable_only,allow_compile}]": value(
-        "allow_compile: compile at the start what has no executable for this machine (default: executable_only)",
+    "[--policy {executable_only,allow_compile,measured_only,measured}]": value(
+        "allow_compile: compile at the start what has no executable for this machine (default: executable_only); "
+        "measured_only and measured: the same two, and run what an older jaxlib made where that was measured",
         "executable_only",
     ),
     "[--target TARGET]": "which of the bundle's targets to run (default: the best for this machine)",

@@ -73,6 +73,17 @@ def sections(data: bytes | mmap.mmap) -> list[Section]:
     return listed
 
 
+def undefined(data: bytes) -> Iterator[str]:
+    """Yield the symbols that an object file needs from others. Raises as `sections`."""
+    listed = sections(data)
+    for section in listed:
+        if section.name == ".symtab":
+            names = listed[section.link].content
+            for title, _, _, where, *_ in struct.iter_unpack("<IBBHQQ", data[section.content]):
+                if title and not where:
+                    yield text(data, names.start + title)
+
+
 def text(data: bytes | mmap.mmap, at: int) -> str:
     """Return the string that begins there, up to the next zero byte."""
     end = data.find(b"\0", at, at + _LONGEST)

@@ -1,0 +1,135 @@
+"""Executables that an older jaxlib made, for `policy="measured"`: which may run here, and a first call in a child."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stagec.bundle import crossings
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import Description
+from stagec.core.data import child, thunks
+from stagec.core.messages.refusal import LoadError, Refusal
+from stagec.core.sizes.avals import parse_aval, physical
+from stagec.core.trees.tree import argument_path
+from stagec.loader.once import Once
+from stagec.loader.selection import Offer
+from stagec.pjrt.arrays import dtype_of, random_arrays
+from stagec.pjrt.host import Host
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_TRIED = Once()
+"""Why the first call in a child failed, or "", by the jaxlib and the kinds of operations: once in a process."""
+
+
+class Crossings:
+    """The executables of other jaxlibs in a bundle. What is said of one is said for as long as the bundle is loaded."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._kinds: dict[str, frozenset[str]] = {}  # by member
+        self._refusals: dict[tuple[str, str], str] = {}  # by member, and the jaxlib that made it
+
+    def refusal(self, archive: Archive | None, offer: Offer) -> str:
+        """Return why this jaxlib must not run an executable of another one; "" if it may. Nothing is passed to XLA.
+
+        archive: of the bundle, None if that was closed. Executables of pairs that nobody measured are not read.
+        """
+        made_with = offer.versions["jaxlib"]
+        which = offer.member, made_with
+        if which not in self._refusals:
+            if offer.platforms != ("cpu",):
+                self._refusals[which] = "those for CPUs alone are measured"
+            else:
+                kinds = functools.partial(self._kinds_of, archive, offer.member)
+                here = self._host.jaxlib, self._host.architecture, self._host.cpu_flags
+                self._refusals[which] = crossings.refusal(kinds, made_with, *here)
+        return self._refusals[which]
+
+    def _kinds_of(self, archive: Archive | None, member: str) -> frozenset[str]:
+        if member not in self._kinds:
+            if archive is None:
+                raise ValueError("the bundle was closed")
+            try:
+                self._kinds[member] = thunks.kinds(bytes(archive[member]))
+            except LoadError as error:
+                raise ValueError(str(error)) from error
+        return self._kinds[member]
+
+    def passes(self, offer: Offer, description: Description, archive: Archive, function: Mapping[str, Any]) -> bool:
+        """Return whether a child process runs an executable that `refusal` allows; if not, `refusal` says why now.
+
+        The first one in this process of a jaxlib and with these kinds of operations is loaded and called, on the
+        function's golden inputs if it has some for these sizes and no weights, else on random arrays. What it gives for
+        golden inputs must be right, within the function's tolerances. function: its entry in the index.
+        """
+        made_with = offer.versions["jaxlib"]
+        key = made_with, self._kinds[offer.member]
+        failure = _TRIED.get(key, lambda: _failure(bytes(archive[offer.member]), description, archive, function))
+        if failure:
+            self._refusals[offer.member, made_with] = f"a first call in a child process failed: {failure}"
+        return not failure
+
+
+def _failure(code: bytes, description: Description, archive: Archive, function: Mapping[str, Any]) -> str:
+    golden = function.get("golden")
+    rows: dict[str, Any] = {}
+    arrays: list[bytes] = []
+    if golden and golden["bucket"] == description.bucket and not function["bind"]:
+        for which in ("inputs", "outputs"):
+            rows[which] = {path: [row["aval"], row.get("rtol"), row.get("atol")] for path, row in golden[which].items()}
+            arrays += (bytes(archive[row["member"]]) for row in golden[which].values())
+    data = [code, description.to_json().encode(), json.dumps(rows).encode(), *arrays]
+    try:
+        child.call(call, b"".join(data), [*map(len, data)])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def call(data: bytes, sizes: list[int]) -> None:
+    """Load and call an executable in this process. Raises ValueError if that fails, or golden outputs are others.
+
+    data: the executable, its description, rows of golden arrays ("inputs" and "outputs": by path the aval, rtol and
+    atol; without any, it is called with random arrays), and these arrays. sizes: the bytes of each.
+    """
+    ends = np.cumsum(sizes).tolist()
+    parts = iter([data[end - size : end] for end, size in zip(ends, sizes, strict=True)])
+    code, description, rows = next(parts), Description.from_json(next(parts)), json.loads(next(parts))
+    # A child has a limit of memory, and each thread takes some of its addresses. Devices wait for each other in theirs.
+    os.environ["NPROC"] = str(description.nr_devices)
+    from stagec.pjrt import clients
+    from stagec.pjrt.calling_convention import Signature
+
+    given, wanted = (
+        {path: (_array(next(parts), row[0]), *row[1:]) for path, row in rows.get(which, {}).items()}
+        for which in ("inputs", "outputs")
+    )
+    signature = Signature("it", description)
+    names = [argument_path(path) for path in description.in_tree.paths()]
+    try:
+        devices = clients.devices("cpu", description.nr_devices)
+        signature.load(code, tuple(description.custom_calls), devices, description.memory_kinds)
+        leaves = [given[name][0] for name in names] if given else random_arrays(description.in_avals, 0)
+        results = signature.call(leaves)
+    except (Refusal, RuntimeError) as error:
+        raise ValueError(str(error)) from error
+    paths = [f"result{path}" for path in description.out_tree.paths()]
+    for path, result in zip(paths, results, strict=True):
+        if path in wanted:
+            array, rtol, atol = wanted[path]
+            numbers, right = (np.asarray(each, np.complex128) for each in (result, array))
+            if not np.allclose(numbers, right, rtol, atol, equal_nan=True):
+                raise ValueError(f"{path} is not the golden one")
+
+
+def _array(data: bytes, aval: str) -> NDArray[Any]:
+    form = physical(parse_aval(aval))
+    return np.frombuffer(data, dtype_of(form)).reshape(tuple(map(int, form.shape)))

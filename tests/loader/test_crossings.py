@@ -1,0 +1,349 @@
+"""`policy="measured"`: what an older jaxlib made runs where that was measured, and everything else as before.
+
+The corpus has a bundle of jaxlib 0.10.1, which is older than those that the tests run with.
+
+Modules: `bundle/crossings.py`, `loader/crossings.py`.
+"""
+
+import datetime
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jaxlib
+import numpy as np
+import pytest
+
+import stagec
+from stagec.bundle import crossings
+from stagec.bundle.archive import Archive
+from stagec.bundle.description import LARGEST, Description
+from stagec.bundle.index import numbers
+from stagec.core.data import child
+from stagec.loader import crossings as first_calls
+from stagec.loader.once import Once
+from stagec.loader.selection import Asked, select
+from stagec.pjrt import host
+from tests.building import ROOT, checked, stagec as command
+from tests.bundles import edited, whole_index, with_index
+from tests.loader.test_selection import EXECUTABLE, EXPORTED, HERE
+from tools import crossing
+
+HERE_NOW = jaxlib.__version__
+CORPUS = ROOT / "tests" / "corpus" / "2026-11-bundles"
+PLAIN, SEVERAL = CORPUS / "plain.aot", CORPUS / "several.aot"
+OLDER = "0.10.1"
+RELEASES = ("0.10.2", "0.11.0", "0.11.2", "0.12.0.1")
+X = np.array([1, 2, 3], np.float32)
+MEASURED = f"runs as it is; jaxlib {OLDER} made it, and its operations were measured to have the same bits here"
+
+
+@pytest.fixture(autouse=True)
+def first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is the first in a process that runs what an older jaxlib made."""
+    monkeypatch.setattr(first_calls, "_TRIED", Once())
+
+
+def with_table(monkeypatch: pytest.MonkeyPatch, **measured: Any) -> None:
+    """Let the table have one row, of this machine, for the older jaxlib and this one."""
+    pair = {"measured": "2026-11-27", "programs": 1, "ran": 1, "equal": 1, "differs": {}, "fails": {}, **measured}
+    row = {
+        "architecture": host.architecture(),
+        "cpu": sorted(crossings.vectors(host.cpu_flags())),
+        "kinds": {OLDER: ["kernel", "copy", "fft fft c64 c64"]},
+        "pairs": {f"{OLDER} {HERE_NOW}": pair},
+    }
+    monkeypatch.setattr(crossings, "_table", lambda: [row])
+
+
+def verdicts(bundle: stagec.Bundle) -> dict[str, tuple[str, str]]:
+    (name,) = bundle
+    return {candidate.offer.member: (candidate.code, candidate.reason) for candidate in bundle.select(name).candidates}
+
+
+def test_an_executable_of_an_older_jaxlib_runs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real thing: bytes of 0.10.1, the table of the repository, one first call in a child, and nothing compiled."""
+    caplog.set_level(logging.INFO, "stagec")
+    children: list[Any] = []
+    call = child.call
+    monkeypatch.setattr(child, "call", lambda function, *words: children.append(function) or call(function, *words))
+    with stagec.load(PLAIN, policy="measured_only") as bundle:
+        assert verdicts(bundle) == {
+            "shift.cpu-avx2.n1.xla": ("chosen", MEASURED),
+            "shift.cpu-avx2.n3.xla": ("chosen", MEASURED),
+            "shift.exported": ("policy", "compiling is not allowed (measured_only)"),
+        }
+        np.testing.assert_array_equal(bundle["shift"](X), np.array([8, 9, 10], np.float32))
+        bundle.preload()  # the other size has the same kinds of operations
+    assert children == [first_calls.call]
+    (told,) = (record.getMessage() for record in caplog.records)
+    what = f"shift runs what was compiled for cpu-avx2 with jaxlib {OLDER}, which is measured (here is {HERE_NOW})"
+    assert told == f"{PLAIN}: {what}"
+
+
+def test_without_the_policy_it_is_refused() -> None:
+    for policy in ("executable_only", "allow_compile"):
+        settings: Any = {"policy": policy}
+        told = f"it was compiled with jaxlib {OLDER}, here is {HERE_NOW}"
+        if policy == "executable_only":
+            with pytest.raises(stagec.LoadError, match=told):
+                stagec.load(PLAIN, **settings)
+        else:
+            assert verdicts(stagec.load(PLAIN, **settings))["shift.cpu-avx2.n3.xla"] == ("jaxlib-version", told)
+
+
+@pytest.mark.pinned
+def test_what_this_jaxlib_made_comes_first() -> None:
+    """Also of two bundles in one: the older executables are there for others."""
+    with stagec.load(SEVERAL, policy="measured") as bundle:
+        assert {name: code for name, (code, _) in verdicts(bundle).items()} == {
+            f"shift.cpu-avx2.n1.jaxlib-{HERE_NOW}.xla": "chosen",
+            f"shift.cpu-avx2.n3.jaxlib-{HERE_NOW}.xla": "chosen",
+            "shift.cpu-avx2.n1.xla": "fits",
+            "shift.cpu-avx2.n3.xla": "fits",
+            "shift.exported": "fits",
+        }
+
+
+def test_the_order_of_releases() -> None:
+    """This jaxlib's own, then the newest older one of the most demanding target, then what must be compiled."""
+    here = HERE._replace(jaxlib="0.12.0")
+
+    def made(release: str, target: str = "cpu", size: int = 4) -> Any:
+        name = f"{target}.{release}.{size}"
+        return EXECUTABLE._replace(
+            member=name, target=target, versions={"jaxlib": release}, shapes=((size,),), bucket={"batch": size}
+        )
+
+    offered = [
+        made("0.10.2", "avx512"),
+        made("0.9.9"),
+        made("0.10.2"),
+        made("0.11.0"),
+        made("0.10.2", size=8),
+        EXPORTED,
+    ]
+    asked = Asked(policy="measured", crosses=lambda offer: "no" if offer.versions["jaxlib"] == "0.9.9" else "")
+    chosen = select("f", [*offered, made("0.12.0", "small")], here, asked)
+    assert [(c.offer.member, c.code) for c in chosen.candidates] == [
+        ("small.0.12.0.4", "chosen"),
+        ("avx512.0.10.2.4", "fits"),
+        ("cpu.0.11.0.4", "fits"),
+        ("cpu.0.10.2.4", "fits"),
+        ("cpu.0.10.2.8", "fits"),
+        ("cpu.0.9.9.4", "jaxlib-version"),
+        ("f.exported", "fits"),
+    ]
+    chosen = select("f", offered[1:], here, asked)
+    # Of each size one, and of two releases the newer.
+    assert [(c.offer.member, c.code) for c in chosen.candidates][:3] == [
+        ("cpu.0.11.0.4", "chosen"),
+        ("cpu.0.10.2.4", "fits"),
+        ("cpu.0.10.2.8", "chosen"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("measured", "kinds", "why"),
+    [
+        ({}, {"kernel", "dot f32 f32 f32"}, f"nobody has measured dot f32 f32 f32 of jaxlib {OLDER}"),
+        (
+            {"differs": {"fft fft c64 c64": 2.7e-5}},
+            {"kernel", "fft fft c64 c64"},
+            "fft fft c64 c64 had other bits when that was measured, by 2.7e-05 of the largest number",
+        ),
+        ({"fails": {"kernel": "SIGABRT"}}, {"kernel"}, "kernel failed when that was measured: SIGABRT"),
+        ({}, {"kernel", "copy", "fft fft c64 c64"}, ""),
+    ],
+)
+def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch, measured: Any, kinds: set[str], why: str) -> None:
+    with_table(monkeypatch, **measured)
+    here = HERE_NOW, host.architecture(), host.cpu_flags()
+    assert crossings.refusal(lambda: kinds, OLDER, *here) == why
+
+
+def test_pairs_and_machines_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_table(monkeypatch)
+
+    def unread() -> set[str]:
+        raise AssertionError("of such a pair no executable is read")
+
+    flags, where = host.cpu_flags(), host.architecture()
+    assert crossings.refusal(unread, HERE_NOW, OLDER, where, flags) == "only an older jaxlib's may run"
+    assert (
+        crossings.refusal(unread, OLDER, "0.99.0", where, flags)
+        == f"nobody has measured what jaxlib {OLDER} made with jaxlib 0.99.0 on {where}"
+    )
+    assert crossings.refusal(unread, OLDER, HERE_NOW, "riscv64", flags).endswith(" on riscv64")
+    # What an executable brings with it is the same on other CPUs; XLA's routines choose their code there.
+    assert crossings.refusal(lambda: {"kernel", "copy"}, OLDER, HERE_NOW, where, {"sse4_1"}) == ""
+    routine = crossings.refusal(lambda: {"kernel", "fft fft c64 c64"}, OLDER, HERE_NOW, where, {"sse4_1"})
+    assert routine == "fft fft c64 c64 was measured on CPUs with other vectors than this"
+    assert crossings.refusal(lambda: {"kernel", "fft fft c64 c64"}, OLDER, HERE_NOW, where, None) == ""
+
+
+def test_the_reason_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_table(monkeypatch, fails={"kernel": "SIGSEGV"})
+    told = f"it was compiled with jaxlib {OLDER}, here is {HERE_NOW}; kernel failed when that was measured: SIGSEGV"
+    with stagec.load(PLAIN, policy="measured") as bundle:
+        assert verdicts(bundle)["shift.cpu-avx2.n3.xla"] == ("jaxlib-version", told)
+        np.testing.assert_array_equal(bundle["shift"](X), np.array([8, 9, 10], np.float32))  # compiled
+    with pytest.raises(stagec.LoadError, match=told) as caught:
+        stagec.load(PLAIN, policy="measured_only")
+    assert caught.value.code == "jaxlib-version"
+
+
+def ends(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_signal_in_the_first_call_ends_a_child_and_not_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_table(monkeypatch)
+    monkeypatch.setattr(first_calls, "call", ends)
+    with stagec.load(PLAIN, policy="measured") as bundle:
+        assert verdicts(bundle)["shift.cpu-avx2.n3.xla"] == ("chosen", MEASURED)
+        np.testing.assert_array_equal(bundle["shift"](X), np.array([8, 9, 10], np.float32))  # compiled
+        code, reason = verdicts(bundle)["shift.cpu-avx2.n3.xla"]
+        assert (code, reason.rpartition("; ")[2]) == (
+            "jaxlib-version",
+            "a first call in a child process failed: what reads it ended with SIGSEGV",
+        )
+    with (
+        stagec.load(PLAIN, policy="measured_only") as bundle,
+        pytest.raises(stagec.LoadError, match=r"a first call in a child process failed: .* with SIGSEGV"),
+    ):
+        bundle["shift"](X)
+
+
+def test_damaged_machine_code_of_an_older_jaxlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA itself says so in the child, and the function is compiled."""
+    with_table(monkeypatch)
+
+    def damage(members: dict[str, bytes]) -> None:
+        for name in [name for name in members if name.endswith(".xla")]:
+            code = members[name]
+            at = code.index(b"\x7fELF") + 1
+            members[name] = code[:at] + b"elf" + code[at + 3 :]
+        members.update(with_index(whole_index(members), members))
+
+    path = edited(PLAIN, tmp_path / "x.aot", damage)
+    with stagec.load(path, policy="measured") as bundle:
+        _, reason = verdicts(bundle)["shift.cpu-avx2.n3.xla"]
+        assert reason.endswith("; its kinds of operations cannot be read: machine code that is damaged: no ELF file")
+        np.testing.assert_array_equal(bundle["shift"](X), np.array([8, 9, 10], np.float32))
+
+
+def test_golden_inputs_are_what_a_first_call_gets(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that are not golden refuse the executable: here the golden ones are wrong."""
+    given: list[Any] = []
+    monkeypatch.setattr(child, "call", lambda function, data, sizes: given.append((data, sizes)))
+    archive = Archive(zoo)
+    index = archive.index["functions"]["loop"]
+    entry = next(iter(index["executables"]))
+    description = Description.from_json(archive.read(entry["description"], LARGEST))
+    code = bytes(archive[entry["executable"]])
+    shape = {"member": "in", "aval": "f32[8]"}
+    x = np.linspace(0, 1, 8, dtype=np.float32)
+    (carry, sums), end = stagec.load(zoo)["loop"](x)
+    arrays = {"in": x, "carry": carry, "sums": sums, "end": end}
+    paths = [f"result{path}" for path in description.out_tree.paths()]
+    for wrong, said in ((0.0, ""), (1.0, f"{paths[0]} is not the golden one")):
+        arrays["carry"] = carry + np.float32(wrong)
+        members = {name: array.tobytes() for name, array in arrays.items()}
+        outputs = {
+            path: {"member": name, "aval": f"f32[{arrays[name].size}]", "rtol": 1e-5, "atol": 1e-5}
+            for path, name in zip(paths, ("carry", "sums", "end"), strict=True)
+        }
+        function = {"bind": [], "golden": {"bucket": {}, "inputs": {"args[0]": shape}, "outputs": outputs}}
+        assert first_calls._failure(code, description, members, function) == ""  # type: ignore[arg-type]
+        data, sizes = given.pop()
+        if said:
+            with pytest.raises(ValueError, match=said.replace("[", r"\[").replace("]", r"\]")):
+                first_calls.call(data, sizes)
+        else:
+            first_calls.call(data, sizes)
+
+
+def result(folder: Path, name: str, numbers: list[float]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.results").write_text(f"float32 {np.array(numbers, np.float32).tobytes().hex()}")
+
+
+def test_what_is_blamed_for_a_difference(tmp_path: Path) -> None:
+    """The smallest program that differs; larger ones with that kind in them say nothing of their other kinds."""
+    kinds = {
+        "alone": ["kernel"],
+        "fft": ["fft fft c64 c64", "kernel"],
+        "mixed": ["dot f32 f32 f32", "fft fft c64 c64", "kernel"],
+        "ends": ["kernel", "ynn-fusion dot:bf16"],
+        "nowhere": ["kernel", "symbol sinf"],
+    }
+    for name in ("alone", "fft", "mixed", "ends"):
+        result(tmp_path / "0.11.0", name, [1, 2])
+    for name, given in {"alone": [1, 2], "fft": [1, 2.5], "mixed": [1, 3.0]}.items():
+        result(tmp_path / "0.12.0", name, given)
+    (tmp_path / "0.12.0" / "ends.failed").write_text("SIGABRT")
+    measured = crossing._pair(tmp_path, kinds, "0.11.0", "0.12.0")
+    del measured["measured"]
+    assert measured == {
+        "programs": 4,
+        "ran": 3,
+        "equal": 1,
+        "differs": {"fft fft c64 c64": 0.5},
+        "fails": {"ynn-fusion dot:bf16": "SIGABRT"},
+    }
+    result(tmp_path / "0.12.0", "alone", [1, np.inf])
+    assert crossing._pair(tmp_path, kinds, "0.11.0", "0.12.0")["differs"]["kernel"] == np.inf
+
+
+def test_the_table_is_whole() -> None:
+    """Every pair of an older writer ran: no kind failed, and those that bring their own code have the same bits."""
+    for row in crossings._table():
+        assert row["cpu"] == sorted(crossings.vectors(row["cpu"]))
+        for pair, measured in row["pairs"].items():
+            writer, reader = pair.split()
+            assert measured["differs"].keys() | measured["fails"].keys() <= {*row["kinds"][writer]}
+            assert datetime.date.fromisoformat(measured["measured"]) >= datetime.date(2026, 11, 27)
+            assert measured["equal"] <= measured["ran"] <= measured["programs"] > 500
+            if numbers(writer) < numbers(reader):
+                assert measured["fails"] == {}
+                assert not measured["differs"].keys() & crossings.OWN
+    wanted = {f"{writer} {reader}" for writer in RELEASES for reader in RELEASES if writer != reader}
+    assert wanted <= {pair for row in crossings._table() for pair in row["pairs"]}
+
+
+def test_explain_and_verify_say_it() -> None:
+    done = command("explain", PLAIN, "--measured", "--executable-only", "--json")
+    assert done.returncode == 0
+    (function,) = json.loads(done.stdout)["functions"]
+    assert [(c["code"], c["reason"]) for c in function["candidates"]][:2] == [("chosen", MEASURED)] * 2
+    text = checked("explain", PLAIN, "--executable-only", "--measured")
+    assert text.count(MEASURED) == 2
+    done = command("verify", PLAIN, "--measured")
+    assert (done.returncode, done.stderr) == (2, "--measured is for --serves: leave it out\n")
+
+
+def test_inspect_lists_what_an_executable_runs(zoo: Path) -> None:
+    text = checked("inspect", zoo.with_name("zoo.fourier.cpu.xla"))
+    kinds = ["fft fft c64 c64", "fft ifft c64 c64", "kernel", "sort f32"]
+    assert f"  runs       {', '.join(kinds)}\n" in text
+    for reader, why in crossings.readers(kinds, HERE_NOW, host.architecture()).items():
+        told = f"not with jaxlib {reader}: {why}\n" if why else "the same bits with jaxlib "
+        assert f"  measured   {told}" in text
+
+
+@pytest.mark.pinned
+def test_a_transform_differs_where_the_newest_reads_it() -> None:
+    measured = crossings.readers(["kernel", "fft fft c64 c64"], HERE_NOW, "x86_64")
+    assert (measured["0.11.0"], "had other bits" in measured["0.12.0.1"]) == ("", True)
+
+
+def test_an_accelerator_is_never_measured() -> None:
+    offer = stagec.load(PLAIN, policy="measured").select("shift").candidates[0].offer
+    crossing = first_calls.Crossings(host.describe())
+    assert crossing.refusal(None, offer._replace(platforms=("tpu",))) == "those for CPUs alone are measured"
