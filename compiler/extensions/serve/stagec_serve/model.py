@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from stagec.checking import trials
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
@@ -24,7 +25,7 @@ from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
 from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy
-from stagec.pjrt.arrays import zeros
+from stagec.pjrt.arrays import random_arrays, zeros
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
 from stagec_serve.refusal import RequestError
