@@ -162,7 +162,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "stagec_serve": _package(
         "a server of bundles: the Open Inference Protocol v2 over HTTP and gRPC, and batches that fill buckets",
-        "core loader pjrt trust",
+        "checking core loader pjrt trust",
         "google grpc grpc_health grpc_reflection jaxlib numpy orjson prometheus_client uvicorn",
     ),
     "stagec_registry.commands": _package(
