@@ -59,15 +59,13 @@ def target_config(device: Device, miopen: tuple[int, int, int] | None = None) ->
 
 
 def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
-    """Return the parts of JAX's cache keys that describe the devices of a topology, by name.
-
-    On a device JAX has the ROCm that the plugin was built with, and the processor. Only the plugin knows the first.
-    """
-    return plugins.gpus_in_jax_keys(devices, f"{_built_with()} {devices[0].compute_capability}")
+    """Return the parts of JAX's cache keys that describe the devices of a topology, by name."""
+    return plugins.gpus_in_jax_keys(devices, _built_with())
 
 
 @functools.cache
 def _built_with() -> str:
+    """Return the ROCm that the plugin was built with, as clients for a device say it. Only the plugin knows it."""
     with plugins.path(PLUGIN).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if said := re.search(rb"rocm \d{5,6}(?=\0)", content):
             return said[0].decode()
