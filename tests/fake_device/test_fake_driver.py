@@ -38,6 +38,7 @@ pytestmark = [
 ON_DEVICE = fake.ROOT / "tools" / "on_device"
 FUNCTIONS = ("dense", "transformer_step", "triton", "mosaic", "factorized")
 
+
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return fake.install_driver(tmp_path_factory.mktemp("driver"))

@@ -148,8 +148,8 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
     gpu = platform(device)
     described = {"cuda": cuda, "rocm": rocm}[gpu].device(device)
     if devices > 1:
-        # Where it takes most of a device's memory at the start, XLA's allocator takes 1/32 as much of this machine's for
-        # its lists: 36 GiB for eight MI300X. Otherwise it takes what is asked for, up to the same limit.
+        # An allocator that takes most of a device's memory at the start takes 1/32 as much of this machine's for its
+        # lists: 36 GiB for eight MI300X. Otherwise it takes what is asked for, up to the same limit.
         variables.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     libraries = folder / "driver"
     libraries.mkdir()

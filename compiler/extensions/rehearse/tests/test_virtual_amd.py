@@ -5,6 +5,7 @@ Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_re
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from compiler.extensions.rehearse.tests.processes import EXTENSION, built, hits,
 from stagec.hardware import rocm
 from stagec_rehearse import driver, programs
 from tests.backends.deviceless import installed
+from tests.building import COMPILER, build_jax_cache
 
 pytestmark = installed(jax_rocm7_pjrt="jax_plugins.xla_rocm7", jax_rocm7_plugin="jax_rocm7_plugin")
 TRAIN = """
@@ -51,6 +53,29 @@ rows = NamedSharding(jax.make_mesh((8,), ("d",)), P("d", None))
 w, x = (jax.device_put(jnp.ones(shape), rows) for shape in ((1024, 64), (64, 1024)))
 step = jax.jit(lambda w, x: jnp.einsum("bi,ij->bj", x, w, out_sharding=rows).sum())
 print(len(w.sharding.device_set), float(step(w, x)))
+"""
+MANIFEST = """
+[manifest]
+name = "m"
+version = "1"
+jax_cache = true
+
+[functions.layer]
+entry = "model:layer"
+args = ["f32[8,64]", "f32[64,16]"]
+targets = ["mi300x"]
+"""
+MODEL = """
+import jax.numpy as jnp
+
+def layer(x, w):
+    return jnp.tanh(x @ w)
+"""
+CALLED = """
+import sys; sys.path.insert(0, ".")
+import jax, numpy as np
+from model import layer
+print(jax.jit(layer)(np.ones((8, 64), np.float32), np.ones((64, 16), np.float32)).shape)
 """
 MEMORY = """
 import jax, jax.numpy as jnp, sys
@@ -95,17 +120,32 @@ def test_a_program_finds_all_that_it_compiles(rehearsed: Path, tmp_path: Path) -
     assert "device: it was rehearsed on mi300x, and the target is mi355x" in done.stderr
 
 
+def hits_on_a_device(cache: Path, cwd: Path) -> tuple[int, int]:
+    """Run program.py on a virtual device without an observer; return how much JAX found, and was to compile."""
+    (cwd / "lib").mkdir()
+    driver.install(rocm.device("mi300x"), cwd / "lib")
+    load = f"import sys; sys.path.append({str(EXTENSION)!r})\nfrom stagec_rehearse import driver; driver.load('rocm')\n"
+    (cwd / "sitecustomize.py").write_text(load)
+    path = os.pathsep.join([str(cwd), str(COMPILER), *filter(None, sys.path)])
+    libraries = str(cwd / "lib")
+    counts = hits("program.py", cache, cwd, JAX_PLATFORMS="rocm", PYTHONPATH=path, LD_LIBRARY_PATH=libraries)
+    return counts["cache_hits"], counts["compile_requests_use_cache"]
+
+
 def test_jax_finds_all_that_was_built(tmp_path: Path) -> None:
-    """Without an observer: the keys are those that JAX makes on the device."""
+    """The keys are those that JAX makes on the device."""
     rehearse(PLAIN, cwd=tmp_path)
     cache, _ = built(tmp_path / "rehearsal", "mi300x", tmp_path)
-    (tmp_path / "lib").mkdir()
-    driver.install(rocm.device("mi300x"), tmp_path / "lib")
-    load = f"import sys; sys.path.append({str(EXTENSION)!r})\nfrom stagec_rehearse import driver; driver.load('rocm')\n"
-    (tmp_path / "sitecustomize.py").write_text(load)
-    path = {"PYTHONPATH": f"{tmp_path}:{':'.join(filter(None, sys.path))}", "LD_LIBRARY_PATH": str(tmp_path / "lib")}
-    counts = hits("program.py", cache, tmp_path, JAX_PLATFORMS="rocm", **path)
-    assert counts["cache_hits"] == counts["compile_requests_use_cache"] > 3
+    hit, asked = hits_on_a_device(cache, tmp_path)
+    assert hit == asked > 3
+
+
+def test_jax_finds_a_function_of_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text(MANIFEST)
+    (tmp_path / "model.py").write_text(MODEL)
+    cache = build_jax_cache("m.toml", tmp_path / "out", tmp_path)
+    (tmp_path / "program.py").write_text(CALLED)
+    assert hits_on_a_device(cache, tmp_path) == (1, 1)
 
 
 def test_eight_devices(tmp_path: Path) -> None:
