@@ -1009,7 +1009,7 @@ def test_the_compilation_cache_of_jax(tmp_path: Path) -> None:
             "  write jax_cache = false, or take examined out of [manifest]",
         ),
     ],
-    ids=["file", "targets", "machines", "argument", "architecture", "vendor", "examined"],
+    ids=["file", "targets", "machines", "argument", "architecture", "examined"],
 )
 def test_a_cache_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(StagecError) as caught:

@@ -156,6 +156,12 @@ int hipGraphExecMemcpyNodeSetParams1D(void *graph, void *node, void *to, const v
 int hipGraphExecChildGraphNodeSetParams(void *graph, void *node, void *child) {
   return (void)graph, (void)node, (void)child, OK;
 }
+int hipGraphGetNodes(const Node *graph, void **nodes, size_t *n) {
+  size_t total = 0;
+  for (Node *node = graph->next; node; node = node->next, ++total)
+    if (nodes && total < *n) nodes[total] = node;
+  return *n = total, OK;
+}
 int hipGraphInstantiate(void **instance, void *graph, void **failed, char *log, size_t size) {
   return (void)failed, (void)log, (void)size, *instance = graph, OK;
 }

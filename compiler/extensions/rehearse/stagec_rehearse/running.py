@@ -17,7 +17,7 @@ from pathlib import Path
 
 import stagec
 from stagec.core.builds.specs import TpuTarget
-from stagec.core.messages.errors import either, mistake
+from stagec.core.messages.errors import either, mistake, near
 from stagec.hardware import cuda, rocm, tpu
 from stagec.hardware.tpu_topologies import Topology, parse_topology, topologies
 from stagec.jaxcache import jax_entries
@@ -50,10 +50,14 @@ class Ended:
 
 
 def platform(device: str) -> str:
-    """Return the platform of a device: "cpu", "cuda", "rocm" or "tpu"."""
+    """Return the platform of a device: "cpu", "cuda", "rocm" or "tpu". Raises StagecError for an unknown one."""
     if device in tpu.generations() or tpu.HARDWARE.target(device):
         return "tpu"
-    return CPU if device == CPU else "rocm" if device in rocm.devices() else "cuda"
+    known = {CPU: CPU, **dict.fromkeys(cuda.devices(), "cuda"), **dict.fromkeys(rocm.devices(), "rocm")}
+    if device not in known:
+        write = near(device, known) or "write cpu, or one that stagec targets lists"
+        raise mistake(f'unknown device "{device}"', write)
+    return known[device]
 
 
 def resolved(device: str, devices: int) -> tuple[str, int]:

@@ -190,6 +190,9 @@ def test_a_program_that_fails_is_told_and_listed(tmp_path: Path) -> None:
     done = stagec("rehearse", "--device", "h100-sxn", "--", sys.executable, "fails.py", cwd=tmp_path)
     assert done.returncode == 2
     assert 'unknown device "h100-sxn"' in done.stderr
+    done = stagec("rehearse", "--device", "mi300", "--", sys.executable, "fails.py", cwd=tmp_path)
+    assert 'unknown device "mi300"' in done.stderr
+    assert "mi300x" in done.stderr
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:

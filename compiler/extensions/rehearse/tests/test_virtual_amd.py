@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import EXTENSION, built, hits, run, specified
+from compiler.extensions.rehearse.tests.processes import EXTENSION, PROGRAMS, built, found_again, hits, run, specified
 from stagec.hardware import rocm
 from stagec_rehearse import driver, programs
 from tests.backends.deviceless import installed
@@ -118,6 +118,12 @@ def test_a_program_finds_all_that_it_compiles(rehearsed: Path, tmp_path: Path) -
     assert count >= 10
     done = specified(rehearsed / "rehearsal", "mi355x", [], tmp_path)
     assert "device: it was rehearsed on mi300x, and the target is mi355x" in done.stderr
+
+
+def test_a_program_that_xla_runs_as_a_graph(tmp_path: Path) -> None:
+    result = found_again("equinox_loop", "mi300x", "mi300x", PROGRAMS["equinox_loop"], tmp_path)
+    assert result.found == result.compiled >= result.built >= 20, result.said
+    assert result.status == 0, result.said
 
 
 def hits_on_a_device(cache: Path, cwd: Path) -> tuple[int, int]:
