@@ -193,7 +193,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "stagec_rehearse": _package(
         "a program on devices that are not there: a virtual driver, a slice of TPUs, and what JAX compiles",
-        "backends backends.gpu backends.tpu building core frontends.common frontends.jax hardware jaxcache manifest pjrt",
+        "backends backends.gpu backends.tpu building core frontends.common frontends.jax hardware jaxcache manifest",
         "jax jaxlib numpy",
     ),
     "stagec_arrays.frontend": _package(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
 from pathlib import Path
 
+from stagec.backends.compilation import CannotCompile
 from stagec.backends.gpu import amd
 from stagec.core.messages.errors import mistake
 from stagec.hardware.gpu_devices import AmdDevice, Device
-from stagec.pjrt import packages
 
 LIBRARIES = (
     "libcuda.so.1",
@@ -61,8 +62,8 @@ def load(platform: str) -> None:
     ROCm's: it gets the driver's functions, and stubs for all others.
     """
     if platform == "rocm":
-        if packages.library(amd.PLUGIN):
-            ctypes.CDLL(_NAME, ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(_NAME, ctypes.RTLD_GLOBAL)
+        with contextlib.suppress(CannotCompile):  # without the plugin, of which the report tells
             amd.load_stubs()
         return
     for name in LIBRARIES:
