@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stagec.backends.gpu import compiler
+from stagec.backends.gpu import container
 from stagec.bundle.archive import Archive
 from stagec.hardware import gpu_devices, rocm
 from tests import building
@@ -58,8 +58,7 @@ def test_xla_loads_edited_executables_and_launches_their_kernels(
     archive = Archive(str(bundle))
     for name in ("dense", "transformer_step"):
         (entry,) = archive.index["functions"][name]["executables"]
-        texts = {stage: text for stage, _, text in compiler.layers(archive[entry["executable"]])}
-        kernels = {line.split()[-1] for line in texts["binary"].splitlines()}
+        kernels = {each.function for each in container.launches(archive[entry["executable"]])}
         assert kernels, name
         assert kernels <= launched, name
 
