@@ -117,7 +117,7 @@ def test_a_program_finds_all_that_it_compiles(rehearsed: Path, tmp_path: Path) -
     assert f"found in JAX's cache:\n  {count} of {count} compilations" in told
     assert count >= 10
     done = specified(rehearsed / "rehearsal", "mi355x", [], tmp_path)
-    assert "device: it was rehearsed on mi300x, and the target is mi355x" in done.stderr
+    assert "it was rehearsed on mi300x, and the target is mi355x" in done.stderr
 
 
 def test_a_program_that_xla_runs_as_a_graph(tmp_path: Path) -> None:
