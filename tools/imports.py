@@ -112,7 +112,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "backends.gpu": _package(
         "XLA's compiler for GPUs of NVIDIA and AMD",
-        "backends core costs hardware jaxcache patches pjrt",
+        "backends core costs hardware patches pjrt",
         "jaxlib",
     ),
     "backends.tpu": _package(
@@ -193,7 +193,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "stagec_rehearse": _package(
         "a program on devices that are not there: a virtual driver, a slice of TPUs, and what JAX compiles",
-        "backends backends.tpu building core frontends.common frontends.jax hardware jaxcache manifest",
+        "backends backends.gpu backends.tpu building core frontends.common frontends.jax hardware jaxcache manifest",
         "jax jaxlib numpy",
     ),
     "stagec_arrays.frontend": _package(

@@ -14,6 +14,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +63,7 @@ def text() -> str:
         label = f'Label("@stagec_{name}//:environment")' if platform.plugin else "None"
         plugins.append(f'    "{name}": {label},')
         mnemonics.append(f'    "{name}": "StagecCompile{name.capitalize() if platform.plugin else ""}",')
+    amd = [f'    "{name}",' for name in tomllib.loads((ROOT / "manifests" / "targets" / "amd.toml").read_text("utf-8"))]
     files = [Path(file) for module, file in planning().items() if module.split(".")[0] == "stagec"]
     sources = {file.relative_to(COMPILER).as_posix() for file in files} | {"stagec/__main__.py"}
     for name, platform in platforms.items():  # a manifest that names no such target imports no module of it
@@ -70,6 +72,7 @@ def text() -> str:
     tables = (
         ["PLUGINS = {", *plugins, "}"],
         ["# Mnemonics of the actions that compile.", "MNEMONICS = {", *mnemonics, "}"],
+        ["# The AMD devices: the name of a rehearsal's target says no platform.", "AMD_DEVICES = [", *amd, "]"],
         [
             "# What planning reads. A change in one of these files plans every manifest again, and a change in any",
             "# other file of the compiler does not.",

@@ -1,7 +1,7 @@
 """`import stagec.jax_cache`: JAX's compilation cache finds what stagec built for every machine that can run it.
 
 On CPUs the key of an entry has a fingerprint of the machine's CPU: its model, and every instruction set it has. On
-NVIDIA devices the fingerprint has the driver, and the slot of the device. The folder of `MANIFEST.jax_cache` has each
+GPUs the fingerprint has the driver, and the slot of the device. The folder of `MANIFEST.jax_cache` has each
 executable under a name without it, because no target has the fingerprint of a real machine. After this import JAX looks
 there first, for the newest instruction set that this machine has, or for the kind of its devices. It never opens an
 entry that needs instructions which this machine lacks. What JAX compiles itself, it keeps under its own key, as before:

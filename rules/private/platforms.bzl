@@ -17,6 +17,19 @@ MNEMONICS = {
     "tpu": "StagecCompileTpu",
 }
 
+# The AMD devices: the name of a rehearsal's target says no platform.
+AMD_DEVICES = [
+    "mi210",
+    "mi250x",
+    "mi300a",
+    "mi300x",
+    "mi325x",
+    "mi350x",
+    "mi355x",
+    "rx7900xtx",
+    "rx9070",
+]
+
 # What planning reads. A change in one of these files plans every manifest again, and a change in any
 # other file of the compiler does not.
 PLANNING = [

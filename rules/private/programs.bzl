@@ -5,7 +5,7 @@ load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:jax_cache.bzl", "jax_cache_entry", "jax_cache_folder")
 load("//rules/private:launcher.bzl", "label_of")
-load("//rules/private:platforms.bzl", "PLUGINS")
+load("//rules/private:platforms.bzl", "AMD_DEVICES", "PLUGINS")
 load("//rules/private:provenance.bzl", "aot_provenance")
 load("//rules/private:reproducibility_test.bzl", "aot_reproducibility_test")
 load("//rules/private:signing.bzl", "aot_signing")
@@ -16,6 +16,8 @@ def _platform(target):
     """Returns what the targets of a rehearsal are for; a slice of TPUs is a generation and its chips, as "v5e:2x4"."""
     if "_" in target or "=" in target:
         fail('targets: "%s" is not the name of a device or slice; write a slice of TPUs as "v5e:2x4"' % target)
+    if target in AMD_DEVICES:
+        return "rocm"
     return "cpu" if target.startswith("cpu") else "tpu" if ":" in target else "cuda"
 
 def _file_name(target):
@@ -126,7 +128,7 @@ def aot_programs(name, programs, targets, **kwargs):
     Args:
       name: string, what the names of the targets begin with.
       programs: string, the path of the programs.toml that `stagec rehearse` wrote; the folder `programs` is beside it.
-      targets: list of string, what to build for, as in `stagec targets`: several for CPUs, or the NVIDIA device, or the slice of TPUs.
+      targets: list of string, what to build for, as in `stagec targets`: several for CPUs, or the GPU, or the slice of TPUs.
       **kwargs: attributes that all rules have, such as `visibility` and `tags`.
     """
     folder = programs.rpartition("/")[0]

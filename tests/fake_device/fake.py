@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from stagec.backends import plugins
 from stagec.core.builds.platforms import PLATFORMS
@@ -30,6 +32,30 @@ _TOOLKIT = {
     "nvidia/cudnn/lib": _LIBRARIES[2:],
 }
 """What stagec looks for of CUDA's, by folder: empty files."""
+_CALL = """
+import json, sys
+import stagec
+from stagec.checking import trials
+path, *names = sys.argv[1:]
+rows = {}
+for name in names:
+    try:
+        bundle = stagec.load(path, policy="executable_only")
+        function = trials.find(bundle, name)
+        for load in function._of[""].loads():
+            load()
+        rows[name] = {"loaded": True}
+        (description,) = function.descriptions
+        device = stagec.devices(description.target.platform)[0]
+        arguments = trials.random_arguments(description, 0, function.weights)
+        args, kwargs = trials.structured(function, description, arguments)
+        results = description.out_tree.flatten(function(*args, **kwargs))
+        rows[name] |= {"told": dict(description.memory_analysis), "taken": device.memory_stats()}
+        rows[name]["shapes"] = [result.shape for result in results]
+    except (stagec.LoadError, stagec.CallError, stagec.RunError) as error:
+        rows.setdefault(name, {})["error"] = [type(error).__name__, error.code, str(error)]
+print(json.dumps(rows))
+"""
 
 
 def missing() -> str:
@@ -85,7 +111,7 @@ def install(folder: Path, platform: str = "cuda") -> dict[str, str]:
 
 
 def install_driver(folder: Path, device: gpu_devices.Device | None = None) -> dict[str, str]:
-    """Put the virtual driver of rehearsals into a folder. XLA's plugin for CUDA is the real one, of installed packages.
+    """Put the virtual driver of rehearsals into a folder. XLA's plugin is the real one, of installed packages.
 
     device: None for the one of device.toml, which has little memory. Returns the environment, as `install` does;
     variables of the driver say how it behaves.
@@ -100,13 +126,15 @@ def install_driver(folder: Path, device: gpu_devices.Device | None = None) -> di
     memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     # JAX looks for the libraries that its plugin may need.
     memory |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-    return {**_found(folder, "cuda"), **memory, "LD_LIBRARY_PATH": str(folder / "lib")}
+    platform = "rocm" if isinstance(device, gpu_devices.AmdDevice) else "cuda"
+    libraries = {"LD_LIBRARY_PATH": str(folder / "lib"), "STAGEC_FAKE_DRIVER": platform}
+    return {**_found(folder, platform), **memory, **libraries}
 
 
 def _found(folder: Path, platform: str) -> dict[str, str]:
     """Make the files by which stagec knows that a device is here; return the environment in which it looks there."""
     shutil.copy(HERE / "sitecustomize.py", folder)
-    node = folder / {"cuda": "dev/nvidia0", "tpu": "dev/accel0"}[platform]
+    node = folder / {"cuda": "dev/nvidia0", "rocm": "dev/kfd", "tpu": "dev/accel0"}[platform]
     node.parent.mkdir()
     node.touch()
     vendor, devices = PLATFORMS[platform].pci
@@ -140,6 +168,17 @@ def stagec(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of stagec there, as `run` does."""
     return run("-m", "stagec", *words, environment=environment, cwd=cwd, **variables)
+
+
+def called(bundle: Path, *names: str, device: dict[str, str], **variables: str) -> dict[str, Any]:
+    """Load functions of a bundle there, and call each; return what became of it, by name.
+
+    device: the environment, as `install_driver` returns it. variables: as of `run`.
+    """
+    done = run("-c", _CALL, bundle, *names, environment=device, **variables)
+    assert done.returncode == 0, done.stderr
+    rows: dict[str, Any] = json.loads(done.stdout)
+    return rows
 
 
 def build(folder: Path, environment: Mapping[str, str]) -> Path:

@@ -5,3 +5,4 @@ def initialize() -> None:
     from jax._src import hardware_utils
 
     hardware_utils.has_visible_nvidia_gpu = lambda: True
+    hardware_utils.num_available_amd_gpus = lambda **_: 1

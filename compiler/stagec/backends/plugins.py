@@ -220,6 +220,13 @@ def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
     return {jax_entries.PLATFORM: platform.encode(), jax_entries.TOPOLOGY: topology}
 
 
+def gpus_in_jax_keys(devices: Sequence[Any], version: str) -> dict[str, bytes]:
+    """Return the same for GPUs. version: of CUDA or ROCm; a device's client says it, and a topology's the device."""
+    # Clients of jaxlib 0.10.2 said so, and those of 0.11.2 do not.
+    before = "PJRT C API\n" if compatibility.numbers() < (0, 11) else ""
+    return {**in_jax_keys(devices), jax_entries.PLATFORM: f"gpu{before}{version}".encode()}
+
+
 def examined(plugin: Plugin, examined: str) -> dict[str, str]:
     """Return what a description says of a plugin that has compiled; see `known_builds.said`."""
     return known_builds.said(machine_code.loaded(plugin.library), wanted(plugin), examined)

@@ -21,6 +21,7 @@ from jaxlib.mlir import ir
 from stagec.backends import analysis, compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule
 from stagec.building.compilation import problem
+from stagec.core.builds.platforms import GPUS
 from stagec.core.builds.specs import CpuTarget, ExecutableSpec, TargetSpec
 from stagec.core.data import wire
 from stagec.core.messages.errors import Problem, StagecError
@@ -43,7 +44,7 @@ def compile_for_jax(
     keys: of one program, in the ways in which programs call it: they differ in where arguments lie. XLA compiles each
         to the same executable, so stagec compiles only the first.
     machines: fingerprints of the topologies to name it for, 16 hexadecimal digits each. On CPUs there is a name besides
-        for every CPU that has the target's instruction set, or every NVIDIA device of its kind (`stagec.jax_cache`);
+        for every CPU that has the target's instruction set, or every GPU of its kind (`stagec.jax_cache`);
         for TPUs, for the target's own topology.
     The process must have been prepared by the platform's backend. Raises StagecError when it cannot be compiled, and
     for a key that is not the one of its program.
@@ -65,7 +66,7 @@ def compile_for_jax(
     topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
     if isinstance(target, CpuTarget):
         topologies = {f"any CPU with {target.isa}": jax_entries.any_cpu(target.isa), **topologies}
-    elif target.platform == "cuda":
+    elif target.platform in GPUS:
         kind = backend.hardware(target).device_kind
         topologies = {f"any {kind}": jax_entries.any_device(kind), **topologies}
     else:
@@ -181,7 +182,7 @@ def _is_mark(attribute: ir.Attribute) -> bool:
 
 
 def _on_devices(key: Key, platform: str, device_ids: Sequence[int]) -> Key:
-    """Return a key with the flag of TPUs, and a topology's devices in its options. JAX leaves those of NVIDIA's out."""
+    """Return a key with the flag of TPUs, and a topology's devices in its options. JAX leaves those of GPUs out."""
     if platform != "tpu":
         return key
     options = xla_client.CompileOptions.ParseFromString(key.parts[jax_entries.OPTIONS])

@@ -132,7 +132,7 @@ def any_cpu(isa: str) -> bytes:
 
 
 def any_device(kind: str) -> bytes:
-    """Return the same for every NVIDIA device of a kind: JAX's own has the driver, and the slot of the device."""
+    """Return the same for every GPU of a kind: JAX's own has the driver, and the slot of the device."""
     return f"stagec: any {kind}".encode()
 
 

@@ -35,6 +35,7 @@ from jax._src.interpreters import pxla
 from jaxlib.mlir import ir
 
 from stagec.core.builds import extensions
+from stagec.core.builds.platforms import GPUS
 from stagec.frontends.common import patched
 from stagec.frontends.jax import cache_keys
 from stagec.jaxcache import jax_entries
@@ -56,7 +57,7 @@ _SETTINGS = {
 }
 """Settings that change what JAX compiles, and that programs set, with JAX's defaults."""
 _PLATFORM = os.environ.get(f"{FOLDER}_PLATFORM", "cpu")
-_IS_CUDA = _PLATFORM == "cuda"
+_IS_GPU = _PLATFORM in GPUS
 _QUICK = (("xla_gpu_autotune_level", "0"), ("xla_gpu_enable_command_buffer", ""))
 """XLA times no kernels: there is nothing to time on a virtual device, and it took 22 of 23 s of a training step. And it
 launches each kernel by itself, which asks less of the driver than a graph of all. A key has neither."""
@@ -79,7 +80,7 @@ def start() -> None:
     @functools.wraps(run)
     def counted(self: Any, *args: Any) -> Any:
         observer.ran(self.xla_executable)
-        if not _IS_CUDA or self.backend.platform == "cpu":
+        if not _IS_GPU or self.backend.platform == "cpu":
             return run(self, *args)
         values = observer.values_of(self, args)
         results = run(self, *args)
@@ -88,9 +89,11 @@ def start() -> None:
         return results
 
     pxla.ExecuteReplicated.__call__ = counted  # type: ignore[method-assign]
-    if _IS_CUDA:
+    if _IS_GPU:
         compiler.backend_compile_and_load = functools.partial(_quickly, compiler.backend_compile_and_load)
-        hardware_utils.has_visible_nvidia_gpu = lambda: True  # JAX asks the kernel before it starts XLA's plugin
+        # JAX asks the kernel before it starts XLA's plugin.
+        hardware_utils.has_visible_nvidia_gpu = lambda: True
+        hardware_utils.num_available_amd_gpus = lambda **_: 1
     if _PLATFORM == "tpu":
         from stagec_rehearse.slices import Slice
 
@@ -128,7 +131,12 @@ def _has(distribution: str) -> bool:
         return False
 
 
-_PLUGINS = {"cpu": (), "cuda": ("jax-cuda13-plugin", "jax-cuda13-pjrt"), "tpu": ("libtpu",)}
+_PLUGINS = {
+    "cpu": (),
+    "cuda": ("jax-cuda13-plugin", "jax-cuda13-pjrt"),
+    "rocm": ("jax-rocm7-plugin", "jax-rocm7-pjrt"),
+    "tpu": ("libtpu",),
+}
 
 
 def _clear(results: Any) -> None:
@@ -220,7 +228,7 @@ class _Observer:
             row |= _measured(executable)
         except Exception as error:  # noqa: BLE001
             row["unknown"] = f"{type(error).__name__}: {error}"
-        if _IS_CUDA and backend.platform != "cpu" and (needs := standing_in.needs(executable)):
+        if _IS_GPU and backend.platform != "cpu" and (needs := standing_in.needs(executable)):
             main, held = _main(computation)
             row["not_run"] = needs
             executable = standing_in.stand_in(executable, computation, main, held, backend, args[5], options)

@@ -17,15 +17,19 @@ from pathlib import Path
 
 import stagec
 from stagec.core.builds.specs import TpuTarget
-from stagec.core.messages.errors import either, mistake
-from stagec.hardware import cuda, tpu
+from stagec.core.messages.errors import either, mistake, near
+from stagec.hardware import cuda, rocm, tpu
 from stagec.hardware.tpu_topologies import Topology, parse_topology, topologies
 from stagec.jaxcache import jax_entries
 from stagec_rehearse import FOLDER, driver
 
 CPU = "cpu"
 """The device that is JAX's own CPU client, as many devices as asked for."""
-_NEEDED = {"cuda": ("jax-cuda13-plugin", "jax[cuda13]"), "tpu": ("libtpu", "jax[tpu]")}
+_NEEDED = {
+    "cuda": ("jax-cuda13-plugin", "jax[cuda13]"),
+    "rocm": ("jax-rocm7-plugin", "jax[rocm7-local] and jax-rocm7-pjrt"),
+    "tpu": ("libtpu", "jax[tpu]"),
+}
 """The package without which a platform's devices are not rehearsed, and what installs it with JAX."""
 _STEP = 0.2
 """Seconds between two looks at what a program has compiled."""
@@ -46,16 +50,20 @@ class Ended:
 
 
 def platform(device: str) -> str:
-    """Return the platform of a device: "cpu", "cuda" or "tpu"."""
+    """Return the platform of a device: "cpu", "cuda", "rocm" or "tpu". Raises StagecError for an unknown one."""
     if device in tpu.generations() or tpu.HARDWARE.target(device):
         return "tpu"
-    return CPU if device == CPU else "cuda"
+    known = {CPU: CPU, **dict.fromkeys(cuda.devices(), "cuda"), **dict.fromkeys(rocm.devices(), "rocm")}
+    if device not in known:
+        write = near(device, known) or "write cpu, or one that stagec targets lists"
+        raise mistake(f'unknown device "{device}"', write)
+    return known[device]
 
 
 def resolved(device: str, devices: int) -> tuple[str, int]:
     """Return the name of a device as programs.toml has it, and how many of them a process sees.
 
-    device: "cpu", the short name of an NVIDIA device, a generation of TPUs ("v5e"), or a slice of them ("v5e:2x4").
+    device: "cpu", the short name of a GPU, a generation of TPUs ("v5e"), or a slice of them ("v5e:2x4").
     Raises StagecError for a slice that is not the one of a host, or has another number of devices.
     """
     if platform(device) != "tpu":
@@ -110,7 +118,7 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
     """Return the variables in which a program finds the devices, and writes its rows into `folder`.
 
     device: as `resolved` returns it. cache: the folder for JAX's compilation cache in which it is to find all; "" for
-    none. values: "cpu" for those of an NVIDIA device, or "zeros".
+    none. values: "cpu" for those of a GPU, or "zeros".
     """
     own = [str(Path(file).parents[1]) for file in (__file__, stagec.__file__) if file]
     path = [str(Path(__file__).with_name("start")), *filter(None, [os.environ.get("PYTHONPATH")]), *own]
@@ -141,19 +149,24 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
             f"{FOLDER}_PLATFORM": "tpu",
             f"{FOLDER}_DEVICE": device,
         }
-    described = cuda.device(device)
+    gpu = platform(device)
+    described = {"cuda": cuda, "rocm": rocm}[gpu].device(device)
+    if devices > 1:
+        # An allocator that takes most of a device's memory at the start takes 1/32 as much of this machine's for its
+        # lists: 36 GiB for eight MI300X. Otherwise it takes what is asked for, up to the same limit.
+        variables.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     libraries = folder / "driver"
     libraries.mkdir()
     driver.install(described, libraries)
     return {
         **variables,
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH")])),
-        "JAX_PLATFORMS": "cuda,cpu",
+        "JAX_PLATFORMS": f"{gpu},cpu",
         # JAX asks NVIDIA's libraries for their versions, and the virtual ones have none.
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "STAGEC_VIRTUAL_DEVICES": str(devices),
         **({"STAGEC_VIRTUAL_VALUES": "1", f"{FOLDER}_VALUES": values} if values == CPU else {}),
-        f"{FOLDER}_PLATFORM": "cuda",
+        f"{FOLDER}_PLATFORM": gpu,
     }
 
 

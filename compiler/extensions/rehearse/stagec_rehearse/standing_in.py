@@ -1,7 +1,7 @@
 """A program of the same arguments and results that returns zeros, for one that a virtual device cannot run.
 
 Kernels of XLA's own do nothing on a virtual device. Those of cuDNN, cuBLAS and the like, and exchanges between devices,
-need NVIDIA's libraries, which ask a device for more than a virtual one has. XLA still compiles such a program as it is.
+need the vendor's libraries, which ask a device for more than a virtual one has. XLA still compiles such a program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 
 _OTHERS = re.compile(
-    r'custom_call_target="((?:__cu|cu(?:dnn|blas|solver|fft|sparse)|__op\$|xla_ffi_)[^"]*|[^"]*_ffi)"'
+    r'custom_call_target="((?:__cu|(?:cu|hip)(?:dnn|blas|solver|fft|sparse)|__op\$|xla_ffi_)[^"]*|[^"]*_ffi)"'
     r"| (?:all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all|collective-broadcast)"
     r"(?:-start)?\(| (?:fft|triangular-solve|cholesky)\("
 )

@@ -306,6 +306,9 @@ def test_a_program_that_fails_is_told_and_listed(tmp_path: Path) -> None:
     done = stagec("rehearse", "--device", "h100-sxn", "--", sys.executable, "fails.py", cwd=tmp_path)
     assert done.returncode == 2
     assert 'unknown device "h100-sxn"' in done.stderr
+    done = stagec("rehearse", "--device", "mi300", "--", sys.executable, "fails.py", cwd=tmp_path)
+    assert 'unknown device "mi300"' in done.stderr
+    assert "mi300x" in done.stderr
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
@@ -339,14 +342,20 @@ def test_a_program_that_nobody_observed_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is not None, reason="the plugin for CUDA is installed"
+@pytest.mark.parametrize(
+    ("device", "plugin", "install"),
+    [
+        ("h100-sxm", "jax-cuda13-plugin", "jax[cuda13]"),
+        ("mi300x", "jax-rocm7-plugin", "jax[rocm7-local] and jax-rocm7-pjrt"),
+    ],
 )
-def test_a_program_without_the_plugin_is_told(tmp_path: Path) -> None:
-    words = ["--device", "h100-sxm", "--", sys.executable, "-c", "import jax; jax.devices()"]
+def test_a_program_without_the_plugin_is_told(tmp_path: Path, device: str, plugin: str, install: str) -> None:
+    if importlib.util.find_spec(plugin.replace("-", "_")) is not None:
+        pytest.skip(f"{plugin} is installed")
+    words = ["--device", device, "--", sys.executable, "-c", "import jax; jax.devices()"]
     done = stagec("rehearse", *words, cwd=tmp_path)
     assert done.returncode == 1
-    assert "the program's Python has no jax-cuda13-plugin: install jax[cuda13] there" in done.stdout
+    assert f"the program's Python has no {plugin}: install {install} there" in done.stdout
 
 
 def test_words_of_the_program_stay_as_they_are(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_jax_sees_the_slice(tmp_path: Path) -> None:
         ),
         (("v4:4x4x8_twisted",), "v4:4x4x8_twisted has more than one host"),
         (("v5e:2x4", "--devices", "4"), "v5e:2x4 has 8 devices, not 4"),
-        (("v5e", "--values", "cpu"), "--values cpu is for one NVIDIA device"),
+        (("v5e", "--values", "cpu"), "--values cpu is for one GPU"),
         (("v5e", "--processes", "2"), "TPUs are rehearsed in one process, with those of a host"),
     ],
 )

@@ -174,7 +174,7 @@ def test_values_that_the_cpu_computes(tmp_path: Path) -> None:
         "program.py",
     )
     done = stagec(*words, cwd=tmp_path)
-    assert (done.returncode, "--values cpu is for one NVIDIA device" in done.stderr) == (2, True)
+    assert (done.returncode, "--values cpu is for one GPU" in done.stderr) == (2, True)
 
 
 def test_what_a_virtual_device_lacks_is_compiled_and_named(rehearsed: Path) -> None:

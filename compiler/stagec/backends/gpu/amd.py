@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagec.backends import plugins
+from stagec.backends.compilation import CannotCompile
 from stagec.backends.gpu import descriptions, stubs
 from stagec.hardware.gpu_devices import Device
 from stagec.pjrt import gpu_calls
@@ -56,8 +59,17 @@ def target_config(device: Device, miopen: tuple[int, int, int] | None = None) ->
 
 
 def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
-    """Return nothing: what JAX has in its keys on AMD devices nobody has seen yet."""
-    return {}
+    """Return the parts of JAX's cache keys that describe the devices of a topology, by name."""
+    return plugins.gpus_in_jax_keys(devices, _built_with())
+
+
+@functools.cache
+def _built_with() -> str:
+    """Return the ROCm that the plugin was built with, as clients for a device say it. Only the plugin knows it."""
+    with plugins.path(PLUGIN).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if said := re.search(rb"rocm \d{5,6}(?=\0)", content):
+            return said[0].decode()
+    raise CannotCompile(f"{PLUGIN.distribution} {plugins.version(PLUGIN)} does not say which ROCm it was built with")
 
 
 @contextlib.contextmanager
@@ -70,7 +82,12 @@ def scratch() -> Iterator[None]:
 @functools.cache
 def register_custom_calls() -> None:
     """Register with XLA the functions that JAX calls on AMD devices: it compiles no other call."""
+    load_stubs()
+    plugins.register_custom_calls(PLUGIN)
+
+
+def load_stubs() -> None:
+    """Give this process, for good, stubs for the libraries of ROCm's, and for their functions that it does not have."""
     folder = gpu_calls.folder_of(PLUGIN)
     for library in (plugins.path(PLUGIN), *sorted(folder.glob("*.so") if folder else ())):
         stubs.load(library)
-    plugins.register_custom_calls(PLUGIN)

@@ -20,8 +20,7 @@ from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile
 from stagec.backends.gpu import descriptions
 from stagec.hardware.gpu_devices import Device, NvidiaDevice
-from stagec.jaxcache import jax_entries
-from stagec.pjrt import compatibility, gpu_calls
+from stagec.pjrt import gpu_calls
 from stagec.pjrt.gpu_calls import MOSAIC
 from stagec.pjrt.packages import folder
 
@@ -67,19 +66,10 @@ def target_config(device: Device, cudnn: tuple[int, int, int] | None = None) -> 
 
 def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
     """Return the parts of JAX's cache keys that describe the devices of a topology, by name."""
-    return {**plugins.in_jax_keys(devices), jax_entries.PLATFORM: _platform()}
-
-
-@functools.cache
-def _platform() -> bytes:
-    """Return the platform part of JAX's keys on a device: the version of CUDA instead of the device."""
     from jaxlib import plugin_support
 
     versions = plugin_support.import_from_plugin("cuda", "_versions")
-    version = f"cuda {versions.cuda_runtime_build_version()}" if versions else "cuda"
-    # Clients of jaxlib 0.10.2 said so, and those of 0.11.2 do not.
-    before = "PJRT C API\n" if compatibility.numbers() < (0, 11) else ""
-    return f"gpu{before}{version}".encode()
+    return plugins.gpus_in_jax_keys(devices, f"cuda {versions.cuda_runtime_build_version()}" if versions else "cuda")
 
 
 def _toolkit() -> Path:

@@ -20,6 +20,7 @@ OPTIONS = {
 
 def run(options: Options) -> None:
     from stagec.core.builds import specs
+    from stagec.core.builds.platforms import GPUS
     from stagec.core.messages.errors import Problem, StagecError
     from stagec.hardware import catalog
     from stagec_rehearse import programs, running
@@ -28,7 +29,7 @@ def run(options: Options) -> None:
     target = catalog.target(options.target)
     if isinstance(target, specs.GpuTarget):
         target = dataclasses.replace(target, topology=f"1x{rehearsal.processes}x{rehearsal.devices}")
-    name = options.target if target.platform == "cuda" else target.platform
+    name = options.target if target.platform in GPUS else target.platform
     if isinstance(target, specs.TpuTarget):
         target, name = running.on_one_host(target), target.topology
     problems = []
@@ -37,7 +38,7 @@ def run(options: Options) -> None:
         problems.append(Problem(options.programs, "device", what, "rehearse it again, with --device of the target"))
     if rehearsal.processes > 1 and target.platform == "cpu":
         what = "the keys of several processes on CPUs have numbers of devices that only those processes know"
-        problems.append(Problem(options.programs, "processes", what, "rehearse one process, or NVIDIA devices"))
+        problems.append(Problem(options.programs, "processes", what, "rehearse one process, or GPUs"))
     given = {Path(path).stem: path for path in options.key}
     listed = {program.file for program in rehearsal.programs}
     for program in rehearsal.programs:

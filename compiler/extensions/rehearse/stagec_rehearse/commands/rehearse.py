@@ -11,7 +11,7 @@ from stagec.core.messages.errors import mistake
 
 OPTIONS = {
     "program ...": "the program and its arguments, after --: -- python train.py --steps 3",
-    "--device DEVICE": 'an NVIDIA device or a TPU, as in stagec targets ("h100-sxm", "v5e"), or "cpu"',
+    "--device DEVICE": 'a GPU or a TPU, as in stagec targets ("h100-sxm", "mi300x", "v5e"), or "cpu"',
     "[--devices DEVICES]": value("how many of them the program sees (default: 1)", 1, at_least(1)),
     "[--processes PROCESSES]": value(
         "how many processes run it, each with its devices, joined by jax.distributed.initialize() (default: 1)",
@@ -26,7 +26,7 @@ OPTIONS = {
     "exit with status 1 if that is anything",
     "[--report FILE.html]": "where to write a page with all programs and what there is to tell of them",
     "[--values VALUES]": value(
-        "what an NVIDIA device computes: zeros, or cpu for what this machine's CPU computes instead (default: zeros)",
+        "what a GPU computes: zeros, or cpu for what this machine's CPU computes instead (default: zeros)",
         "zeros",
         choices=("zeros", "cpu"),
     ),
@@ -36,12 +36,13 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
+    from stagec.core.builds.platforms import GPUS
     from stagec_rehearse import page, programs, report, running
 
     device, devices = running.resolved(options.device, options.devices)
     platform = running.platform(device)
-    if options.values == running.CPU and (platform == "tpu" or (platform == "cuda" and devices > 1)):
-        raise mistake("--values cpu is for one NVIDIA device: leave it out, or rehearse with --device cpu")
+    if options.values == running.CPU and (platform == "tpu" or (platform in GPUS and devices > 1)):
+        raise mistake("--values cpu is for one GPU: leave it out, or rehearse with --device cpu")
     if platform == "tpu" and options.processes > 1:
         raise mistake("TPUs are rehearsed in one process, with those of a host: leave out --processes")
     output = Path(options.output)

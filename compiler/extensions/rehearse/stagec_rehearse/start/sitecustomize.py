@@ -31,10 +31,11 @@ class _AfterJax(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         spec = module.__spec__
         assert spec
         spec.loader = module.__loader__ = self._before
-        if os.environ["STAGEC_REHEARSAL_PLATFORM"] == "cuda":
+        platform = os.environ["STAGEC_REHEARSAL_PLATFORM"]
+        if platform in ("cuda", "rocm"):
             from stagec_rehearse import driver
 
-            driver.load()
+            driver.load(platform)
         self._before.exec_module(module)
         from stagec_rehearse import observing
 
