@@ -23,6 +23,10 @@ MANIFEST = """
 [manifest]
 name = "m"
 version = "1"
+[targets.h200]
+platform = "cuda"
+device = "h200"
+compiler_options = { xla_gpu_enable_triton_gemm = true } # for a product that is a kernel of XLA's
 [functions.layer]
 entry = "model:layer"
 args = ["f32[1024,1024]"]

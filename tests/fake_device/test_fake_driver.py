@@ -84,9 +84,10 @@ def test_xla_loads_edited_executables_and_launches_their_kernels(
 
 def test_memory_that_xla_takes_is_what_was_told(device: dict[str, str], bundle: Path) -> None:
     """The allocator's own peak, for programs whose arrays are whole pieces of its memory."""
-    for name in ("dense", "triton"):
+    # For a call of cuBLAS, XLA of jaxlib 0.10.2 takes its workspace of 4 MiB once more; that of 0.11.2 256 bytes.
+    for name, more in (("dense", 1 << 22), ("triton", 0)):
         (row,) = fake.called(bundle, name, device=device).values()
-        assert row["taken"]["peak_bytes_in_use"] == row["told"]["peak_memory_in_bytes"]
+        assert 0 <= row["taken"]["peak_bytes_in_use"] - row["told"]["peak_memory_in_bytes"] <= more
 
 
 def test_failures_in_the_words_of_xla(device: dict[str, str], bundle: Path) -> None:

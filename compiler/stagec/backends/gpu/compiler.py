@@ -85,7 +85,7 @@ _BINARY = 2
 """The record with the code of all kernels, behind the manifest and PTX (`container.parts`)."""
 _AUTOTUNING = "autotuning.textproto"
 _UNTIMED = {"xla_gpu_enable_triton_gemm": False}
-"""Options without results of autotuning: the vendor's library chooses a kernel for a product when it runs.
+"""Options for NVIDIA devices without results of autotuning: cuBLAS chooses a kernel for a product when it runs.
 
 Otherwise XLA takes the first tile of Triton that it would time, 16x8x16, and compares no results. On an H100
 (docs/hardware.md), a product of bf16[4096,4096] took 8.9 ms so, and 0.18 ms by cuBLAS; a product of i8 was wrong.
@@ -165,10 +165,11 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
     # XLA takes an empty name for a description that it does not have to look up.
     described = {"target_config": config, "topology": target.topology, "host_target_machine_options": _HOST}
     devices = plugins.topology_devices(vendor.PLUGIN, "", described)[:count]
-    given = {
-        **({_COMPLETE: True, **autotuning.form(compatibility.numbers())} if results else _untimed(module)),
-        **target.compiler_options,
-    }
+    given = dict(target.compiler_options)
+    if results:
+        given = {_COMPLETE: True, **autotuning.form(compatibility.numbers()), **given}
+    elif target.platform == "cuda":
+        given = {**_untimed(module), **given}
     with vendor.scratch():
         if results:
             Path(_AUTOTUNING).write_text(target.autotuning_results)
