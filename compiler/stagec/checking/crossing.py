@@ -15,7 +15,7 @@ import numpy as np
 from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
 from stagec.checking import golden, trials
-from stagec.core.sizes.avals import tolerance
+from stagec.core.sizes.avals import tolerance, tolerances
 from stagec.loader.bundle import Bundle
 from stagec.loader.loaded import Settings
 from stagec.stages.exported import Exported
@@ -38,9 +38,7 @@ def difference(archive: Archive, name: str, target: str, bucket: Mapping[str, in
     expected = entry.get("golden")
     if expected and expected["bucket"] == bucket:
         inputs = {path: golden.array_of(archive, row) for path, row in expected["inputs"].items()}
-        wanted = {
-            path: (golden.array_of(archive, row), *golden.tolerances(row)) for path, row in expected["outputs"].items()
-        }
+        wanted = {path: (golden.array_of(archive, row), *tolerances(row)) for path, row in expected["outputs"].items()}
     else:
         inputs = trials.random_arguments(description, 0, function.weights)
         args, kwargs = trials.structured(function, description, inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
 from stagec.checking import trials
 from stagec.core.builds import naming
-from stagec.core.sizes.avals import parse_aval, tolerance
+from stagec.core.sizes.avals import parse_aval, tolerances
 from stagec.loader.bundle import Bundle
 from stagec.loader.loaded import Settings
 from stagec.pjrt import compatibility
@@ -159,12 +159,6 @@ def compared(
         absolute, relative, ok = errors(given, wanted, rtol, atol)
         worst = tuple(deviations(given, wanted, rtol, atol))
         yield Check(name, target, golden["bucket"], path, absolute, relative, atol, rtol, ok, worst)
-
-
-def tolerances(row: Mapping[str, Any], platform: str = "") -> tuple[float, float]:
-    """Return the relative and the absolute tolerance of a golden result, by its row in the index."""
-    usual = tolerance(parse_aval(row["aval"]), platform)
-    return row.get("rtol", usual), row.get("atol", usual)
 
 
 def array_of(archive: Archive, row: dict[str, Any]) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
 from stagec.core.data import child, thunks
 from stagec.core.messages.refusal import LoadError, Refusal
-from stagec.core.sizes.avals import parse_aval, physical
+from stagec.core.sizes.avals import parse_aval, physical, tolerances
 from stagec.core.trees.tree import argument_path
 from stagec.loader.once import Once
 from stagec.loader.selection import Offer
@@ -84,7 +84,7 @@ def _failure(code: bytes, description: Description, archive: Archive, function: 
     arrays: list[bytes] = []
     if golden and golden["bucket"] == description.bucket and not function["bind"]:
         for which in ("inputs", "outputs"):
-            rows[which] = {path: [row["aval"], row.get("rtol"), row.get("atol")] for path, row in golden[which].items()}
+            rows[which] = {path: [row["aval"], *tolerances(row)] for path, row in golden[which].items()}
             arrays += (bytes(archive[row["member"]]) for row in golden[which].values())
     data = [code, description.to_json().encode(), json.dumps(rows).encode(), *arrays]
     try:

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stagec.core.sizes.frozen import Frozen
 from stagec.core.sizes.names import is_name
@@ -220,6 +220,15 @@ def tolerance(aval: Aval, platform: str = "") -> float:
     if aval.dtype in ("f32", "c64"):
         fraction = _FRACTION_OF_FACTORS.get(platform, fraction)
     return float(2 ** (-fraction / 2))
+
+
+def tolerances(row: Mapping[str, Any], platform: str = "") -> tuple[float, float]:
+    """Return the relative and the absolute tolerance of a golden result, by its row in a bundle's index.
+
+    Without its own, it is `tolerance` for the platform where the other computation ran.
+    """
+    usual = tolerance(parse_aval(row["aval"]), platform)
+    return row.get("rtol", usual), row.get("atol", usual)
 
 
 def num_bytes(aval: Aval) -> int:
