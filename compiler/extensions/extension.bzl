@@ -10,7 +10,7 @@ def extension(name):
     """
     python_library(
         name = name,
-        srcs = native.glob(["stagec_%s/**" % name]),
+        srcs = native.glob(["stagec_%s/**" % name], exclude = ["**/__pycache__/**"]),
         imports = ["."],
     )
     native.filegroup(
