@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.deviceless import installed
-from tests.building import build_model, checked, stagec
+from tests.building import build_jax_cache, build_model, checked, stagec
 
 pytestmark = installed(
     jax_cuda13_pjrt="jax_plugins.xla_cuda13",
@@ -142,3 +142,25 @@ def test_spills_over_a_limit_or_a_baseline(bundle: Path, spilling: Path, tmp_pat
     assert stagec("baseline", bundle, baseline).returncode == 0
     failed = stagec("baseline", spilling, baseline).stdout
     assert re.search(r"\n  spills +0 bytes +" + size + r" +\+[\d,]+ +\+0 bytes  FAILED\n", failed)
+
+
+def test_a_convolution_that_nobody_has_timed_is_told(tmp_path: Path) -> None:
+    """For a bundle, and for JAX's cache: JAX would have timed it on the device."""
+    given = 'args = ["f32[2,8,8,4]", "f32[3,3,4,4]"]\njax_cache = true'
+    manifest = MANIFEST.replace('args = ["f32[1024,1024]"]', given)
+    dims = 'dimension_numbers=("NHWC", "HWIO", "NHWC")'
+    model = (
+        f"from jax import lax\ndef layer(x, w):\n    return lax.conv_general_dilated(x, w, (1, 1), 'SAME', {dims})\n"
+    )
+    build_model(tmp_path, manifest, model)
+    build_jax_cache("m.toml", tmp_path, tmp_path)
+    stem = tmp_path / "m.layer"
+    spec, output = ["--spec", f"{stem}.h200.spec"], ["--output", tmp_path / "x.xla"]
+    exported = ["--exported", f"{stem}.exported", "--lowered", f"{stem}.lowered"]
+    key = ["--key", f"{stem}.h200.jax.key", "--entry", tmp_path / "x.json"]
+    for words in (["compile", *exported], ["jax-compile", *key]):
+        done = stagec("action", *words, *spec, *output, cwd=tmp_path)
+        assert done.stderr == (
+            "m.toml: functions.layer: warning: a convolution that nobody has timed takes cuDNN's first engine: "
+            "on an H100 15 ms, timed 0.06\n  time it on such a device: docs/accelerators.md#autotuning\n"
+        )

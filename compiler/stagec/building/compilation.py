@@ -7,7 +7,7 @@ import functools
 import hashlib
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,17 +171,19 @@ def _made_from(exported: Exported, lowered: Lowered, spec: ExecutableSpec) -> co
     return {**source, **components.table(values)}
 
 
-def notices(compiled: Compiled, spec: ExecutableSpec) -> Iterator[Problem]:
-    """Yield warnings: known defects of XLA that it was compiled around, and convolutions that nobody has timed."""
-    if avoided := compiled.description.avoided:
+def notices(spec: ExecutableSpec, avoided: Mapping[str, str], hlo: str) -> Iterator[Problem]:
+    """Yield warnings about what was compiled: known defects of XLA, and convolutions that nobody has timed.
+
+    avoided: the defects that it was compiled around, as `CompiledModule` has them. hlo: the optimized program.
+    """
+    if avoided:
         options = ", ".join(dict.fromkeys(avoided.values()))
         what = f"jaxlib {compatibility.version()} has a defect that this program meets ({', '.join(avoided)})"
         yield Problem(spec.manifest, spec.key, f"warning: {what}: it is compiled with {options}")
     target = spec.target
-    if target.platform == "cuda" and not target.autotuning_results and _CONVOLUTION in (compiled.hlo or ""):
+    if target.platform == "cuda" and not target.autotuning_results and _CONVOLUTION in hlo:
         what = "warning: a convolution that nobody has timed takes cuDNN's first engine: on an H100 15 ms, timed 0.06"
-        write = "name a file here, and write it where the device is: docs/accelerators.md#autotuning"
-        yield Problem(spec.manifest, f"targets.{target.name}.autotuning", what, write)
+        yield Problem(spec.manifest, spec.key, what, "time it on such a device: docs/accelerators.md#autotuning")
 
 
 def problem(error: CannotCompile, spec: ExecutableSpec, write: str = "") -> StagecError:

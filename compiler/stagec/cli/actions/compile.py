@@ -37,7 +37,8 @@ def run(options: Options) -> None:
 
         started = time.monotonic()
         compiled = compile_exported(*program(options, spec), itemized=bool(options.inventory))
-        for warning in filter(None, (*notices(compiled, spec), advice(spec, time.monotonic() - started))):
+        warnings = notices(spec, compiled.description.avoided, compiled.hlo or "")
+        for warning in filter(None, (*warnings, advice(spec, time.monotonic() - started))):
             print(dataclasses.replace(warning, label=options.label), file=sys.stderr)
         write_whole(options.output, compiled.executable)
         write_asked(options.description, compiled.description.to_json().encode())

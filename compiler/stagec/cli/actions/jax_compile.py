@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
 from stagec.cli.actions import compile as compile_action
 from stagec.cli.files import Options, read, write_asked, write_whole
 from stagec.cli.options import EXECUTABLE, compiling
@@ -20,12 +23,15 @@ preload = compile_action.preload
 
 def run(options: Options) -> None:
     with compiling(options) as spec:
+        from stagec.building.compilation import notices
         from stagec.building.for_jax import compile_for_jax, costs
         from stagec.jaxcache import jax_entries
 
         with blaming(options.key, "let stagec action jax-key write it again", "not a key of JAX's compilation cache: "):
             keys = jax_entries.Key.read(read(options.key))
         compiled, entries = compile_for_jax(keys, spec, options.machine)
+        for warning in notices(spec, compiled.avoided, compiled.hlo):
+            print(dataclasses.replace(warning, label=options.label), file=sys.stderr)
         write_whole(options.output, compiled.executable)
         write_whole(options.entry, jax_entries.to_json(entries).encode())
         write_asked(options.costs, costs(compiled, spec.target).encode() if options.costs else None)
