@@ -50,7 +50,7 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "local": _package(
         "a build without Bazel: the actions of a plan, the workers that do them, and a store of what they made",
-        "core jaxcache loader manifest patches worker",
+        "core hardware jaxcache loader manifest patches worker",
     ),
     "worker": _package(
         "Bazel's persistent worker: its messages, the forks that do the actions, what a fork may see",

@@ -162,5 +162,5 @@ def test_a_convolution_that_nobody_has_timed_is_told(tmp_path: Path) -> None:
         done = stagec("action", *words, *spec, *output, cwd=tmp_path)
         assert done.stderr == (
             "m.toml: functions.layer: warning: a convolution that nobody has timed takes cuDNN's first engine: "
-            "on an H100 15 ms, timed 0.06\n  time it on such a device: docs/accelerators.md#autotuning\n"
+            "one took 15 ms so, timed 0.06\n  time it on such a device: docs/accelerators.md#autotuning\n"
         )

@@ -23,6 +23,7 @@ from stagec.core.messages import phases
 from stagec.core.messages.errors import Problem, StagecError, nearest
 from stagec.core.sizes.avals import dimension_variables
 from stagec.core.trees.tree import argument_path
+from stagec.hardware import autotuning
 from stagec.pjrt import compatibility
 from stagec.stages import locations, mlir
 from stagec.stages.compiled import Compiled
@@ -181,8 +182,8 @@ def notices(spec: ExecutableSpec, avoided: Mapping[str, str], hlo: str) -> Itera
         what = f"jaxlib {compatibility.version()} has a defect that this program meets ({', '.join(avoided)})"
         yield Problem(spec.manifest, spec.key, f"warning: {what}: it is compiled with {options}")
     target = spec.target
-    if target.platform == "cuda" and not target.autotuning_results and _CONVOLUTION in hlo:
-        what = "warning: a convolution that nobody has timed takes cuDNN's first engine: on an H100 15 ms, timed 0.06"
+    if target.platform == "cuda" and _CONVOLUTION in hlo and not autotuning.read(target.autotuning_results):
+        what = "warning: a convolution that nobody has timed takes cuDNN's first engine: one took 15 ms so, timed 0.06"
         yield Problem(spec.manifest, spec.key, what, "time it on such a device: docs/accelerators.md#autotuning")
 
 

@@ -115,6 +115,8 @@ def _build(options: Options, local: Local) -> Answer:
     local.written |= {os.path.realpath(options.depfile)} if options.depfile else set()
     digest, size = outcome.made[local.build.bundle]
     if environments:
+        if _environments(options, local) != environments:
+            raise mistake("the packages changed while they were used", "build again")
         _attest(options, local, output, digest, environments)
     return Answer(
         {**answer, "output": output, "bytes": size, "sha256": digest},
@@ -130,7 +132,12 @@ def _environments(options: Options, local: Local) -> list[Environment]:
     def known(wheel: Wheel) -> tuple[str, str]:
         return provenance.normalized(wheel.name), wheel.version
 
-    here, there = platform.python_version(), {known(wheel): wheel for wheel in provenance.installed(local.packages)}
+    here, there = platform.python_version(), dict[tuple[str, str], Wheel]()
+    taken = set[str]()
+    for wheel in provenance.installed(local.packages):  # Python imports the first of a name
+        if (name := known(wheel)[0]) not in taken:
+            taken.add(name)
+            there[known(wheel)] = wheel
     environments, problems = read_packages(options.packages), []
     for path, environment in zip(options.packages, environments, strict=True):
         lacking = ", ".join(" ".join(known(wheel)) for wheel in environment.wheels if known(wheel) not in there)
@@ -151,7 +158,9 @@ def _attest(options: Options, local: Local, output: str, sha256: str, environmen
     from stagec.trust import provenance, sbom
     from stagec.trust.attestation import Subject
 
-    subject = Subject.of_layer(output) if local.is_rehearsal else Subject.of(Archive(output), sha256)
+    subject = Subject.of_layer(output) if local.is_rehearsal else Subject.of(archive := Archive(output), sha256)
+    if sha256 != (next(iter(subject.digests.values())) if local.is_rehearsal else archive.sha256()):
+        raise mistake(f"{output} is not what this build wrote there", "write each build into a file of its own")
     sources, examined = local.read(), provenance.examined_in(map(read_text, local.examined()))
     manifest = local.manifest, sources.pop(local.manifest)["sha256"]
     made = subject, manifest, local.specs(), sources, environments, examined, provenance.LOCAL

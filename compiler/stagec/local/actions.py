@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stagec.hardware import catalog
+
 OUT = "stagec-out"
 """The folder of an execution root with everything that is made, as bazel-out is Bazel's."""
 
@@ -148,7 +150,7 @@ def programs(path: str, name: str, keys: Sequence[str], targets: Sequence[str]) 
     entries: list[str] = []
     costs: dict[str, str] = {}
     for target in targets:
-        platform = "cpu" if target.startswith("cpu") else "tpu" if ":" in target else "cuda"
+        platform = catalog.target(target).platform
         called = target.replace(":", "-")
         spec = f"{folder}.{called}.spec.json"
         words = ["--programs", path, f"--target={target}", "--output", spec]

@@ -165,7 +165,7 @@ class Local:
         return {name.removesuffix(_SPEC): text for name, text in named.items()}
 
     def read(self) -> dict[str, dict[str, str]]:
-        """Return the digests of the manifest, and of what models may read, by path: those that actions were given.
+        """Return the digests of the manifest, and of what models may read, by path: those in the keys of actions.
 
         Left out is what lies beside the bundle.
         """
@@ -312,8 +312,10 @@ def _plan(
     planned = plan(load_manifest(path, manifest)).to_json()
     with store.execution_root() as scratch:
         (scratch / "plan").write_text(planned)
-        if not digests.changed([f"{root}/{file}" for file in before]):
-            store.keep(key, scratch, ["plan"], before)
+        if changed := digests.changed([f"{root}/{file}" for file in before]):
+            names = ", ".join(os.path.relpath(path, root) for path in changed)
+            raise mistake(f"{names} changed while {manifest} was planned", "build again")
+        store.keep(key, scratch, ["plan"], before)
     return json.loads(planned), read
 
 

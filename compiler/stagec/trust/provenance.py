@@ -3,7 +3,8 @@
 Formats: https://github.com/in-toto/attestation (spec/v1), https://slsa.dev/spec/v1.2/build-provenance;
 docs/build-type.md explains each field. A statement does not depend on the machine: it has no path outside the
 workspace, no host, no time. It names wheels, as pip says which it installed. So it belongs to one interpreter and
-platform, even where others give the same bundle.
+platform, even where others give the same bundle. A package whose wheel nobody knows is named by its RECORD, which also
+has the scripts that an installer wrote for its environment: there, another environment gives another statement.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from stagec.core.builds import extensions
 from stagec.core.builds.frontends import FRONTENDS
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
+from stagec.core.messages.errors import mistake
 from stagec.core.trees import json_shapes
 from stagec.trust.attestation import ADDITION_TYPE, BUILD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, Subject, bundle_name
 from stagec.trust.dsse import LARGEST
@@ -138,6 +140,8 @@ def installed(folders: Iterable[str]) -> list[Wheel]:
         if described is None:  # of no package, as Python sees it
             continue
         distribution = metadata.Distribution.at(info)
+        if not distribution.metadata["Name"] or not distribution.metadata["Version"]:
+            raise mistake(f"{described}: it names no package and version", f"remove {info}, or install it again")
         listed = info / "RECORD" if (info / "RECORD").is_file() else described
         if normalized(distribution.name) not in ours:
             name = listed.relative_to(info.parent).as_posix()

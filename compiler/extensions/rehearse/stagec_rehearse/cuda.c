@@ -170,10 +170,7 @@ int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *after, co
 int cuStreamEndCapture(void *stream, void **graph) { return (void)stream, *graph = capturing, capturing = NULL, OK; }
 int cuGraphGetRootNodes(void *graph, void **nodes, size_t *n) { return (void)graph, (void)nodes, *n = 0, OK; }
 int cuGraphAddChildGraphNode(void **node, void *graph, void **after, size_t n, void *child) {
-  (void)after, (void)n;
-  for (Node *each = ((Node *)child)->next; each; each = each->next)
-    if (each->kernel) add(node, graph, each->kernel);
-  return add(node, graph, NULL);
+  return (void)after, (void)n, add_child(node, graph, child);
 }
 int cuGraphExecChildGraphNodeSetParams(void *graph, void *node, void *child) {
   return (void)graph, (void)node, (void)child, OK;

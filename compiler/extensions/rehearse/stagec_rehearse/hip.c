@@ -142,7 +142,7 @@ int hipGraphAddMemcpyNode1D(void **node, void *graph, void **after, size_t n, vo
 }
 int hipGraphAddEmptyNode(void **node, void *graph, void **after, size_t n) { return (void)after, (void)n, add(node, graph, NULL); }
 int hipGraphAddChildGraphNode(void **node, void *graph, void **after, size_t n, void *child) {
-  return (void)after, (void)n, (void)child, add(node, graph, NULL);
+  return (void)after, (void)n, add_child(node, graph, child);
 }
 int hipGraphExecKernelNodeSetParams(void *graph, void *node, const void *parameters) {
   return (void)graph, (void)node, (void)parameters, OK;

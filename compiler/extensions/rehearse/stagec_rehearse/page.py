@@ -50,7 +50,7 @@ def as_html(report: Report) -> str:
 
 def _body(report: Report) -> Iterator[str]:
     said = html.escape(report.said)
-    yield f"<h1>{said.partition(':')[0]}</h1>\n<p>{said}.</p>\n"
+    yield f"<h1>{said.partition(': ')[0]}</h1>\n<p>{said}.</p>\n"
     for title, lines in report.parts:
         items = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
         yield f"<h2>{html.escape(title[:1].upper() + title[1:].rstrip(':'))}</h2>\n<ul>\n{items}</ul>\n"

@@ -223,6 +223,7 @@ static int unload(void *module) { return free(module), OK; }
 
 static int variable(void **at, size_t *size, const void *module, const char *name) {
   static char constants[1 << 20] __attribute__((aligned(256))); /* as XLA asks of a constant */
+  if (memcmp(module, ELFMAG, SELFMAG)) return NOT_FOUND; /* PTX, which is kept as it is */
   const Elf64_Sym *global = symbol(module, name);
   if (!global || global->st_size > sizeof constants) return NOT_FOUND;
   if (size) *size = global->st_size;
@@ -270,6 +271,11 @@ static int add(void **node, Node *graph, const char *kernel) {
   last->next = calloc(1, sizeof(Node));
   last->next->kernel = kernel;
   return *node = last->next, OK;
+}
+static int add_child(void **node, Node *graph, const Node *child) {
+  for (const Node *each = child->next; each; each = each->next)
+    if (each->kernel) add(node, graph, each->kernel);
+  return add(node, graph, NULL);
 }
 static int launch_graph(const Node *graph) {
   for (const Node *node = graph->next; node; node = node->next)
