@@ -51,13 +51,19 @@ def test_a_product_and_decompositions(zoo: Path) -> None:
 
 
 def test_what_is_in_a_loop_counts() -> None:
-    """However deep: these are nested deeper than Python calls."""
-    thunk = wire.Record(1, 2, b"fft").encode()
-    for _ in range(3000):
-        sequence = wire.Record(1, 2, thunk).encode()
-        thunk = wire.Record(1, 2, b"while").encode() + wire.Record(10, 2, wire.Record(2, 2, sequence).encode()).encode()
-    result = wire.Record(6, 2, wire.Record(1, 2, thunk).encode()).encode()
-    assert thunks.kinds(b"\0" + wire.Record(1, 2, result).encode()) == {"while", "fft"}
+    """Not however deep: reading it would take time with the square of the depth."""
+
+    def nested(depth: int) -> bytes:
+        thunk = wire.Record(1, 2, b"fft").encode()
+        for _ in range(depth):
+            loop = wire.Record(2, 2, wire.Record(1, 2, thunk).encode()).encode()
+            thunk = wire.Record(1, 2, b"while").encode() + wire.Record(10, 2, loop).encode()
+        result = wire.Record(6, 2, wire.Record(1, 2, thunk).encode()).encode()
+        return b"\0" + wire.Record(1, 2, result).encode()
+
+    assert thunks.kinds(nested(100)) == {"while", "fft"}
+    with pytest.raises(ValueError, match=r"^operations in operations, more than 100 deep$"):
+        thunks.kinds(nested(101))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 5000, -1])

@@ -69,6 +69,8 @@ _RESULT = (1,)  # of an xla.ExecutableAndOptionsProto
 _TRANSFORMS = ("fft", "ifft", "rfft", "irfft")
 _PRIMITIVES = "? pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 tuple ? c64 bf16 token c128 f8e5m2 f8e4m3fn s4 u4"
 """The names of xla.PrimitiveType, by number."""
+_DEEPEST = 100
+"""Protobuf's own parser stops there."""
 _PARAMETER, _SILENT = "parameter:", ("tuple", "get-tuple-element")
 
 
@@ -90,11 +92,13 @@ def kinds(executable: bytes) -> frozenset[str]:
 
 
 def _of_thunks(result: bytes) -> Iterator[str]:
-    left = list(wire.find(result, RESULT["thunk_sequence.thunks"]))
+    left = [(0, thunk) for thunk in wire.find(result, RESULT["thunk_sequence.thunks"])]
     fusions: Mapping[int, str] | None = None
-    while left:  # a loop: in other people's bytes they may be nested as deep as they like
-        thunk = left.pop()
-        left += (inner for path in NESTED.values() for inner in wire.find(thunk, path))
+    while left:
+        depth, thunk = left.pop()
+        if depth > _DEEPEST:  # each is read again for each that it is in
+            raise ValueError(f"operations in operations, more than {_DEEPEST} deep")
+        left += ((depth + 1, inner) for path in NESTED.values() for inner in wire.find(thunk, path))
         words = [_text(thunk, "kind")]
         words += [_TRANSFORMS[kind] if kind < len(_TRANSFORMS) else f"type {kind}" for kind in _transform(thunk)]
         words += [name for name in [_text(thunk, "custom_call_thunk.target_name")] if name]
