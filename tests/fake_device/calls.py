@@ -79,6 +79,7 @@ def main() -> None:
                 rows.append([type(error).__name__, error.code, str(error)])
             except Exception as error:  # noqa: BLE001 - an error without a code fails the test
                 rows.append([type(error).__name__, "", traceback.format_exc()])
+    assert ("jax" in sys.modules) == ("jax" in names)
     print(json.dumps(rows))
 
 

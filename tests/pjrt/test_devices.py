@@ -173,3 +173,25 @@ def test_linear_algebra_in_a_process_that_imports_the_loader_only(zoo: Path) -> 
     script = LINEAR_ALGEBRA.format(path=path, bundle=str(zoo))
     done = subprocess.run([sys.executable, "-c", script], env=dict(os.environ), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+READING = """
+import sys
+sys.path[:0] = {path!r}
+import ml_dtypes, numpy as np, stagec
+for shape in ((), (0, 3), (2, 3)):
+    for dtype in (ml_dtypes.bfloat16, np.float32, np.bool_):
+        wanted = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+        array = stagec.device_put(wanted)
+        values = np.asarray(array)
+        del array  # the values keep its memory
+        assert values.dtype == dtype and not values.flags.writeable, values
+        np.testing.assert_array_equal(values, wanted)
+assert "jax" not in sys.modules
+"""
+
+
+def test_reading_an_array_imports_no_jax() -> None:
+    path = [str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]
+    done = subprocess.run([sys.executable, "-c", READING.format(path=path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
