@@ -60,7 +60,7 @@ def test_steps_on_a_device_that_works(folder: Path, device: dict[str, str], tmp_
     assert (status, list(dict.fromkeys(row["step"] for row in rows))) == (0, names)
     assert {row["step"] for row in rows if row["verdict"] == steps.SKIPPED} == {"pallas", "several"}
     loaded = {row["what"] for row in rows if (row["step"], row["measured"]) == ("load", "loaded")}
-    assert loaded == {"convolved", "layer", "product", "shapes", "sorting", "stream", "update"}
+    assert loaded == {"convolved", "gradient", "layer", "product", "shapes", "sorting", "stream", "update"}
     checked = {row["what"]: row["measured"] for row in rows if row["step"] == "golden"}
     assert checked == {"shapes": "0", "sorting": "0"}
 
@@ -70,7 +70,7 @@ def test_a_device_that_fails_costs_its_steps_alone(folder: Path, device: dict[st
     by_step = {name: [row for row in rows if row["step"] == name] for name in ("load", "golden", "pallas")}
     assert status == 1
     # The client is there, and each executable has a row of its own.
-    assert [row["verdict"] for row in by_step["load"]] == [steps.OK] + [steps.FAILED] * 7
+    assert [row["verdict"] for row in by_step["load"]] == [steps.OK] + [steps.FAILED] * 8
     assert {row["measured"].partition(":")[0] for row in by_step["load"][1:] + by_step["golden"]} == {"memory"}
     assert {row["verdict"] for row in by_step["pallas"]} == {steps.SKIPPED}
 
@@ -94,7 +94,7 @@ def test_a_device_that_hangs_is_left(folder: Path, device: dict[str, str], tmp_p
     words = ("--minutes", "1.6")
     status, rows = run(folder, tmp_path, device, ["load", "memory"], *words, failure="hang")
     assert time.monotonic() - started < 90
-    others = "product, stream, layer, convolved, update, sorting, shapes"
+    others = "product, stream, layer, convolved, gradient, update, sorting, shapes"
     names, told = set(others.split(", ")), [(row["step"], row["what"], row["verdict"]) for row in rows]
     assert status == 1
     assert told[0] == ("load", "a client", steps.FAILED)

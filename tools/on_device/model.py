@@ -1,4 +1,4 @@
-"""What a device is timed with: a product, a sum that reads much memory, a layer with both, and a convolution."""
+"""What a device is timed with: a product, a sum that reads much memory, a layer with both, and convolutions."""
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,13 @@ def layer(params, x):
 
 
 def convolved(x, w):
-    """A convolution, for which cuDNN has many engines."""
+    """A convolution: products, or cuDNN with results of autotuning."""
     return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def gradient(x, w, above):
+    """The gradient of a convolution by its kernel, which has a tap for each pixel."""
+    return jax.vjp(lambda w: convolved(x, w), w)[1](above)[0]
 
 
 def update(state, x):

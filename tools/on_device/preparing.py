@@ -18,7 +18,7 @@ from tests.building import ROOT
 
 HERE = Path(__file__).parent
 DECIDED = ROOT / "tests" / "accelerators" / "decided.toml"
-FUNCTIONS = ("product", "stream", "layer", "convolved")
+FUNCTIONS = ("product", "stream", "layer", "convolved", "gradient")
 """Those that are timed, by the steps or by `stagec autotune`."""
 KERNELS = ("triton", "mosaic")
 PROGRAMS = ("paged_decode",)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 OK, WRONG, FAILED, SKIPPED = "as expected", "other than expected", "failed", "not tried"
 TIMED = ("product", "stream", "layer")
-TUNED = ("product", "layer", "convolved")
+TUNED = ("product", "layer", "convolved", "gradient")
 DEVICE = "device.toml"
 """What the device says of itself."""
 

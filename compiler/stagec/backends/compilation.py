@@ -114,7 +114,7 @@ class Backend(Protocol):
     def compile_module(
         self, module: ir.Module, target: Any, mesh: Sequence[int], options: bytes = b"", **ids: Sequence[int]
     ) -> CompiledModule:
-        """Compile a StableHLO module in a process that `prepare_process` has prepared.
+        """Compile a StableHLO module, which this may change, in a process that `prepare_process` has prepared.
 
         mesh: sizes of the axes over which the module's shardings split arrays; empty for one device.
         options: XLA's CompileOptions of JAX for it, serialized; empty: those of an export.

@@ -6,7 +6,7 @@ Differences in XLA's own bytes, and the fixes here:
 - XLA stores the name of the CPU of the machine that builds: the topology names one (`_HOST`), and XLA takes that.
 - XLA stores addresses, and entries of hash tables in their order: `canonicalize`.
 - Without a device XLA times no variants of a kernel: it takes the target's results of autotuning, or what `_UNTIMED`
-  says.
+  says, and `convolutions`.
 - The start and the end of a collective that runs beside others have a number in common, an address: they are counted
   (`canonicalize`).
 - Behind a code object for AMD devices, XLA writes the time and a random number, so no two are equal. Instead, there is
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
-from stagec.backends.gpu import amd, code_objects, container, kernels, nvidia, riegeli
+from stagec.backends.gpu import amd, code_objects, container, convolutions, kernels, nvidia, riegeli
 from stagec.core.builds import releases
 from stagec.core.builds.platforms import Plugin
-from stagec.core.builds.specs import CompilerOption, GpuTarget
+from stagec.core.builds.specs import GpuTarget
 from stagec.core.data import wire
 from stagec.core.messages import phases
 from stagec.core.messages.errors import StagecError
@@ -91,7 +91,7 @@ Otherwise XLA takes the first tile of Triton that it would time, 16x8x16, and co
 (docs/hardware.md), a product of bf16[4096,4096] took 8.9 ms so, and 0.18 ms by cuBLAS; a product of i8 was wrong.
 """
 _UNTIMED_CONVOLUTIONS = {"xla_gpu_autotune_level": 0}
-"""Options besides, for a module with convolutions: cuDNN's first engine.
+"""Options besides, for a module with convolutions that `convolutions` leaves: cuDNN's first engine.
 
 Otherwise XLA asks for the engine of number -1, and cuDNN refuses to run that. With it XLA gives cuBLAS no room for
 products of TF32, which took 1.7 times as long on an H100: so other modules do without.
@@ -152,6 +152,7 @@ def _described(target: GpuTarget) -> tuple[Device, int]:
 def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], options: bytes = b"") -> CompiledModule:
     """Compile a StableHLO module, as `Backend` says. The current directory is another one while XLA compiles.
 
+    Without results of autotuning, convolutions become products (`convolutions`).
     Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
     another than this jaxlib's, when XLA refuses the module or an option, and when there are results of autotuning but
     none for one of the module's kernels.
@@ -168,8 +169,10 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
     given = dict(target.compiler_options)
     if results:
         given = {_COMPLETE: True, **autotuning.form(compatibility.numbers()), **given}
-    elif target.platform == "cuda":
-        given = {**_untimed(module), **given}
+    else:
+        left = convolutions.as_products(module)
+        if target.platform == "cuda":
+            given = {**_UNTIMED, **(_UNTIMED_CONVOLUTIONS if left else {}), **given}
     with vendor.scratch():
         if results:
             Path(_AUTOTUNING).write_text(target.autotuning_results)
@@ -193,20 +196,6 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
         kernels=kernels.of(canonical, device, program, count),
         examined=plugins.examined(vendor.PLUGIN, target.examined),
     )
-
-
-def _untimed(module: ir.Module) -> dict[str, CompilerOption]:
-    convolutions = 0
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        nonlocal convolutions
-        convolutions += operation.name in ("stablehlo.convolution", "stablehlo.dynamic_conv")
-        return ir.WalkResult.INTERRUPT if convolutions else ir.WalkResult.ADVANCE
-
-    from jaxlib.mlir import ir
-
-    module.operation.walk(visit)
-    return {**_UNTIMED, **(_UNTIMED_CONVOLUTIONS if convolutions else {})}
 
 
 def _results(target: GpuTarget, device: Device) -> list[autotuning.Result]:
