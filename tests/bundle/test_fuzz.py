@@ -55,6 +55,7 @@ SUBJECTS: dict[Reader, Callable[[bytes], Changes]] = {
     readers.weights: mutations.of_safetensors,
     readers.manifest: mutations.of_manifest,
 }
+pytestmark = pytest.mark.pinned
 MUTATIONS = int(os.environ.get("STAGEC_MUTATIONS", "2000")) // len(SUBJECTS)
 CHUNK = min(MUTATIONS, 2500)
 """Mutations of one test. Hypothesis remembers what it drew: few enough for memory, and to see where the run is."""
