@@ -12,6 +12,11 @@ ZOO = [
 ENVIRONMENT = "@stagec_tests//:environment"
 NEWEST = "@stagec_tests_newest//:environment"
 
+VISIBILITY = [
+    "//compiler/extensions:__pkg__",
+    "//tests:__pkg__",
+]
+
 def _byte_code_impl(ctx):
     python = "-".join(ctx.attr.environment[PythonEnvironmentInfo].abi.split("-")[:2])  # cpython-311
     compiled = {}
@@ -99,66 +104,63 @@ def python_test(name, srcs = [], data = [], deps = [], env = {}, zoo = [], envir
 def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_jax = True, env = {}):
     """The tests of a package of compiler/stagec, which are all of a folder.
 
-    They run with the JAX that the locks pin (`x_test`), and with the newest (`x_newest_test`), which has no wheels for
-    older Pythons. The tag "pinned" is of tests that one run is enough for: no other Bazel, Python or JAX changes what they
-    find. Of a test with more than eight cases, another version runs each fourth case.
+    They run with the JAX that the locks pin (`x_test`), and some with the newest, which has no wheels for older Pythons.
+    The tag "pinned" is of tests that one run is enough for: no other Bazel, Python or JAX changes what they find. Of a
+    test with more than eight cases, another version runs each fourth case.
 
     Args:
       name: "x_test" for the package x.
       size: "large" for tests that may take more than the five minutes of a medium one, where other work runs too.
       parts: names of more tests, and the files of each: what takes so long that everything would wait for it, where it
         began last.
-      exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. What is
-        quick to run would wait for them.
-      imports_jax: False for a package that imports no JAX. With the newest JAX, which comes with another Python, each
-        eighth of its tests runs, and each second of the others.
+      exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. They are
+        in the suite :thorough, and not in `//...`.
+      imports_jax: whether each fourth test, and each of `exhaustive`, also runs with the newest JAX (`x_newest_test`).
+        False for a package that imports no JAX: each eighth runs with its Python, in //tests:newest_test.
       env: environment variables of the tests with the pinned JAX.
     """
     others = dict(parts, **exhaustive)
     apart = [file for files in others.values() for file in files]
     tests = dict({name: native.glob(["test_*.py"], exclude = apart)}, **others)
-    each = {"STAGEC_EACH_TEST": "2" if imports_jax else "8"}
+    files = native.glob(["**"], exclude = ["BUILD"])
     newest = []
     for test, srcs in tests.items():
         common = {
             "size": "large" if test in exhaustive else size,
             "srcs": srcs,
-            "data": ["//tests:data_of_packages"] + native.glob(["**"], exclude = ["BUILD"]),
+            "data": ["//tests:data_of_packages"] + files,
         }
         python_test(
             name = test,
-            env = dict(env, **each),
+            env = env,
             tags = ["pinned"] + (["manual"] if test in exhaustive else []),
             zoo = ZOO,
             **common
         )
-        newest.append(test[:-len("_test")] + "_newest_test")
-        python_test(
-            name = newest[-1],
-            env = dict(each, STAGEC_MUTATIONS = "1000"),  # a fifth of the changed files
-            environment = NEWEST,
-            tags = ["manual"],
-            zoo = ["//tests:newest_zoo"],
-            **common
-        )
-    native.test_suite(
-        name = "other_versions",
-        tags = ["manual"],
-        tests = newest,
-        visibility = [
-            "//compiler/extensions:__pkg__",
-            "//tests:__pkg__",
-        ],
-    )
-    if exhaustive:
+        if imports_jax:
+            newest.append(test[:-len("_test")] + "_newest_test")
+            python_test(
+                name = newest[-1],
+                env = {"STAGEC_EACH_TEST": "1" if test in exhaustive else "4"},
+                environment = NEWEST,
+                tags = ["manual"],
+                zoo = ["//tests:newest_zoo"],
+                **common
+            )
+    groups = {"files": files, "tests": native.glob(["test_*.py"])}
+    suites = {"other_versions": newest, "thorough": exhaustive.keys()}
+    for suite in [suite for suite, members in suites.items() if members]:
         native.test_suite(
-            name = "thorough",
+            name = suite,
             tags = ["manual"],
-            tests = exhaustive.keys(),
-            visibility = [
-            "//compiler/extensions:__pkg__",
-            "//tests:__pkg__",
-        ],
+            tests = suites[suite],
+            visibility = VISIBILITY,
+        )
+    for group, members in ({} if imports_jax else groups).items():
+        native.filegroup(
+            name = group,
+            srcs = members,
+            visibility = VISIBILITY,
         )
     sources()
 
@@ -167,8 +169,5 @@ def sources():
     native.filegroup(
         name = "sources",
         srcs = native.glob(["**/*.py"]),
-        visibility = [
-            "//compiler/extensions:__pkg__",
-            "//tests:__pkg__",
-        ],
+        visibility = VISIBILITY,
     )

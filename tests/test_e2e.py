@@ -230,6 +230,7 @@ def test_a_variable_is_in_the_key_of_its_function_and_in_the_provenance(built: W
         assert build["internalParameters"]["environment"] == {"models.regressor": {"UNIT": unit}}
 
 
+@pytest.mark.pinned
 def test_a_comment_is_exported_again_and_no_more(built: Workspace) -> None:
     text = (built.root / "models" / "layers.py").read_text()
     (built.root / "models" / "layers.py").write_text("# A comment.\n\n" + text)
@@ -260,6 +261,7 @@ def test_another_order_of_functions_compiles_nothing(built: Workspace) -> None:
     assert built.build() == [("StagecBundle", "models"), *LAYERS]
 
 
+@pytest.mark.pinned
 def test_another_name_of_a_file_compiles_nothing(built: Workspace) -> None:
     def rename(old: str, new: str) -> None:
         (built.root / "models" / f"{old}.py").rename(built.root / "models" / f"{new}.py")
@@ -291,6 +293,7 @@ def test_a_sandbox_makes_the_same_bytes(built: Workspace) -> None:
     assert {name: built.output(name).read_bytes() for name in names} == made
 
 
+@pytest.mark.pinned
 def test_processes_of_their_own_make_the_same_bytes(built: Workspace) -> None:
     made = {name: built.output(f"{name}.xla").read_bytes() for name in EXECUTABLES}
     series = {built.output(f"{name}.xla-0.params").read_text().partition("--series=")[2] for name in EXECUTABLES}
@@ -335,6 +338,7 @@ def test_an_edited_compiler_is_another_worker(built: Workspace) -> None:
     assert "other" in phases_of_gelu()
 
 
+@pytest.mark.pinned
 def test_an_extension_is_in_the_keys_of_what_uses_it_alone(built: Workspace) -> None:
     def users() -> dict[str, str]:
         """Which actions have a file of an extension among their inputs or in their command."""
@@ -505,6 +509,7 @@ def test_where_the_time_of_a_build_went(built: Workspace, tmp_path: Path) -> Non
     assert "models.attention.cpu" in (tmp_path / "build.json").read_text()
 
 
+@pytest.mark.pinned
 def test_explain_an_artifact_and_what_would_be_built_now(built: Workspace) -> None:
     shutil.copy(built.output("models.aot"), built.root / "old.aot")
     done = built.run("run", "//models:models.explain", "--", "old.aot")
@@ -677,6 +682,7 @@ def test_a_mistake_in_a_function(built: Workspace, file: str, old: str, new: str
         assert [name for name in left if not name.endswith(".params")] == []
 
 
+@pytest.mark.pinned
 def test_a_wrong_hash_in_a_lock(built: Workspace) -> None:
     lock = built.root / "tools.lock"
     good = lock.read_text()

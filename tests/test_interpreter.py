@@ -107,6 +107,7 @@ def test_actions_run_the_declared_interpreter(workspace: Workspace) -> None:
         assert variables["STAGEC_PYTHON_ABI"]
 
 
+@pytest.mark.pinned
 def test_only_what_traces_depends_on_the_release(workspace: Workspace) -> None:
     another = another_release()
     if not another:

@@ -207,6 +207,7 @@ def test_what_is_built(clone: Clone) -> None:
     assert f"pkg:pypi/jaxlib@{OLDER}" in wheels
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize(("name", "release"), [("stagec_python", OWN), ("older", OLDER)])
 def test_each_jaxlib_runs_its_own(clone: Clone, name: str, release: str) -> None:
     """Nothing is compiled, and results are bit for bit those of jax.jit of that release."""
@@ -215,6 +216,7 @@ def test_each_jaxlib_runs_its_own(clone: Clone, name: str, release: str) -> None
     assert json.loads(said) == {"jaxlib": release, "predict": True, "step": True, **retired}
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("file", ["models.aot", "models.step.cpu-avx2.xla", f"models.step.cpu-avx2.jaxlib-{OLDER}.xla"])
 def test_what_they_are_made_from_is_asked_in_each_environment(clone: Clone, file: str) -> None:
     said, _ = clone.succeed("run", "//models:models.explain", "--", str(clone.outputs / file))
@@ -227,6 +229,7 @@ def test_golden_tests_run_in_each_environment(clone: Clone) -> None:
     assert len(re.findall(r"^ok .* for (?:cpu-avx2|older)", log.read_text(), re.MULTILINE)) == 4
 
 
+@pytest.mark.pinned
 def test_no_byte_follows_the_other_releases(clone: Clone) -> None:
     """Executables of the build's own jaxlib are those of a manifest without the key."""
     before = clone.artifacts()

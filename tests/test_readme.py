@@ -58,6 +58,7 @@ def test_the_pages_name_their_files() -> None:
     ]
 
 
+@pytest.mark.pinned
 def test_what_is_written_by_hand_builds(user: NestedBazel) -> None:
     printed = {}
     for line in commands("docs/bazel.md"):
@@ -212,6 +213,7 @@ def test_init_in_a_workspace_that_has_stagec(user: NestedBazel) -> None:
             path.write_text(text)
 
 
+@pytest.mark.pinned
 def test_the_error_shown_is_the_error_printed(user: NestedBazel) -> None:
     (shown,) = (text for _, text in blocks("docs/manifest.md") if "missing" in text)
     manifest = user.root / "models" / "models.toml"

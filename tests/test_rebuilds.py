@@ -115,7 +115,6 @@ def test_one_edit_is_one_export(built: Workspace) -> None:
     assert (built.build(), built.calculated()) == (["f39"], 1)
 
 
-@pytest.mark.pinned
 def test_an_edit_after_a_restart_of_bazel_is_one_export(built: Workspace) -> None:
     built.run("shutdown")
     built.edit("f8.py", "x + 8", "x + 80")
@@ -178,7 +177,6 @@ def test_files_that_are_added_and_deleted_are_seen(built: Workspace) -> None:
     assert {name: built.output(name) for name in names} == before
 
 
-@pytest.mark.pinned
 def test_a_file_that_is_added_is_of_those_that_may_look_for_it(built: Workspace) -> None:
     new, names, text = built.models / "new.py", built.models / "parts" / "new.txt", "def f(x):\n    return x + "
     new.write_text("number = 1\n")
@@ -215,7 +213,6 @@ def test_a_file_that_is_added_is_of_those_that_may_look_for_it(built: Workspace)
     assert built.build() == ["f20", "f21"]
 
 
-@pytest.mark.pinned
 def test_a_sandbox_says_the_same(built: Workspace) -> None:
     assert b"models/parts/other.txt" in built.output("f2", "exported.unread").split()
     for name in ("f2", "f11"):
@@ -227,7 +224,6 @@ def test_a_sandbox_says_the_same(built: Workspace) -> None:
     assert built.build("--strategy=StagecExport=sandboxed") == ["f12"]
 
 
-@pytest.mark.pinned
 def test_caches_that_machines_share_have_all_inputs_in_their_keys(built: Workspace, tmp_path: Path) -> None:
     functions = ("f13", "f14")
 

@@ -51,6 +51,7 @@ def statement(path: Path) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.pinned
 def test_the_same_bytes_without_bazel(tmp_path: Path) -> None:
     needs_isolation()
     page, cache = Path(os.environ["STAGEC_PAGE"]), Path(os.environ["STAGEC_CACHE"])

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import EXTENSION, PROGRAMS, built, found_again, hits, run, specified
+from compiler.extensions.rehearse.tests.processes import (
+    ALL,
+    EXTENSION,
+    PROGRAMS,
+    built,
+    found_again,
+    hits,
+    run,
+    specified,
+)
 from stagec.hardware import rocm
 from stagec_rehearse import driver, programs
 from tests.backends.deviceless import installed
@@ -120,6 +129,7 @@ def test_a_program_finds_all_that_it_compiles(rehearsed: Path, tmp_path: Path) -
     assert "it was rehearsed on mi300x, and the target is mi355x" in done.stderr
 
 
+@pytest.mark.skipif(not ALL, reason="it takes a minute: //tests:release runs it")
 def test_a_program_that_xla_runs_as_a_graph(tmp_path: Path) -> None:
     result = found_again("equinox_loop", "mi300x", "mi300x", PROGRAMS["equinox_loop"], tmp_path)
     assert result.found == result.compiled >= result.built >= 20, result.said
