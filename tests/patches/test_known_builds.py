@@ -149,7 +149,7 @@ def test_a_build_that_a_build_examined(tmp_path: Path) -> None:
     known_builds.write(tmp_path / known_builds.HERE, [row])
     here, none, what, write = run(f"known_builds.rows = list\n{EXAMINED.format(folder=str(tmp_path))}")
     assert here == {row.library: f"{row.build_id} (examined by this build, not by the project)"}
-    assert none == {}
+    assert none == {row.library: f"{row.build_id} (not examined)"}
     library = f"this build of libjax_common.so, of jaxlib {row.version},"
     assert what == f"{library} is examined by this build, not by the project: build-id {row.build_id}"
     assert write.splitlines() == [
