@@ -214,13 +214,14 @@ def compiled_executables(plan, jaxlibs):
                 continue
             suffix = ".jaxlib-" + release if fitting[0].environment and release != own else ""
             if key == "runs_on":
-                older = [(_numbers(one.release), one) for one in made if _numbers(one.release) < _numbers(release)]
+                older = [one for one in made if _numbers(one.release) < _numbers(release)]
                 if not older and len(made) < len(releases):
                     continue  # of which another problem tells
                 if not older:
                     problems[said + "an older release never runs what a newer one made\n  add it to jaxlib"] = None
                     continue
-                writer = sorted(older, key = lambda pair: pair[0])[-1][1]
+                newest = max([_numbers(one.release) for one in older])
+                writer = [one for one in older if _numbers(one.release) == newest][0]
                 crossing.append(struct(
                     name = name + ".jaxlib-" + release,
                     export = export,
