@@ -7,14 +7,18 @@ release that all of them can read. It exports the programs below. Each environme
 partitions, as an action does, and each of them loads and calls every one in child processes, on two sets of random
 arrays. The results are compared with those of the jaxlib that compiled it, bit for bit, and counted for the kinds of
 operations in the executable (`stagec.core.data.thunks`). So a program that differs says something about all kinds in
-it, except where a smaller program has said so before of one of them. Rows of other machines and of other pairs stay in
-the table, `compiler/stagec/bundle/crossings.json`. FOLDER keeps what was made, so that a stopped run goes on.
+it, except where a smaller program has said so before of one of them. A kind that only such programs have is unproven.
+The table, `compiler/stagec/bundle/crossings.json`, names the build-ids of what was measured: with that of a wheel
+those of the same release for other Pythons, which have the same XLA. Rows of other machines and of other pairs stay
+there. FOLDER keeps what was made, so that a stopped run goes on: in a folder whose name follows everything that what is
+in it depends on.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -55,35 +59,63 @@ def main() -> int:
         for writer in options.pythons:
             read(folder, writer)
     else:
+        builds = _builds(options.pythons)
+        folder /= _key(builds)
         (folder / "exported").mkdir(parents=True, exist_ok=True)
         export(folder, options.programs)
-        releases = _releases(options.pythons)
         for python in options.pythons:
             _as("write", python, folder, ["-"])
         for python in options.pythons:
-            _as("read", python, folder, releases)
-        measured = compared(folder, releases)
+            _as("read", python, folder, [*builds])
+        measured = compared(folder, builds)
         print(json.dumps(measured["pairs"], indent=1))
         if not options.programs:
             merge(measured)
     return 0
 
 
-def _releases(pythons: Sequence[str]) -> list[str]:
-    """Return the jaxlib of each environment. Their scipy must be one: LAPACK is in it."""
-    ask = "import jaxlib.version, scipy; print(jaxlib.version.__version__, scipy.__version__)"
+def _builds(pythons: Sequence[str]) -> dict[str, str]:
+    """Return the jaxlib of each environment, and its build-id. Their scipy must be one: LAPACK is in it."""
+    ask = """
+import scipy
+from stagec.pjrt import compatibility
+print(compatibility.version(), compatibility.build_id(), scipy.__version__)
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "compiler")}
     told = [
-        subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+        subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True, env=env).stdout.split()
         for python in pythons
     ]
-    if len({scipy for _, scipy in told}) > 1:
-        sys.exit(f"the environments have several releases of scipy: {', '.join(map(' with '.join, told))}")
-    return [release for release, _ in told]
+    if len({scipy for *_, scipy in told}) > 1:
+        sys.exit(f"the environments have several releases of scipy: {', '.join(scipy for *_, scipy in told)}")
+    return {release: build_id for release, build_id, _ in told}
+
+
+def _key(builds: Mapping[str, str]) -> str:
+    """Return the digest of all that what is made here depends on: code, jaxlibs, the JAX that exports, the CPU."""
+    import jax
+
+    from stagec.pjrt import compatibility, host
+
+    digest = hashlib.sha256()
+    for word in (*builds.values(), jax.__version__, compatibility.build_id(), *sorted(host.cpu_flags())):
+        digest.update(f"{word}\n".encode())
+    code = [*(ROOT / "compiler").rglob("*.py"), *(ROOT / "tests" / "zoo").glob("*.py")]
+    for file in (Path(__file__), *sorted(code)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _as(role: str, python: str, folder: Path, words: Sequence[str]) -> None:
     print(f"{role} with {python}", flush=True)
     subprocess.run([python, "-B", __file__, "--role", role, "--folder", folder, *words], check=True)
+
+
+def _whole(file: Path, data: bytes) -> None:
+    """Write a file whole: a process that is ended leaves no half of one, which the next run would take for all."""
+    from stagec.core.data import writing
+
+    writing.named(str(file), [data])
 
 
 def programs() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
@@ -275,7 +307,7 @@ def export(folder: Path, wanted: str) -> None:
         try:
             jitted = function if hasattr(function, "lower") else jax.jit(function)
             checks = [*every, *map(jax.export.DisabledSafetyCheck.custom_call, _calls(jitted, args))]
-            file.write_bytes(jax.export.export(jitted, disabled_checks=checks)(*args).serialize())
+            _whole(file, jax.export.export(jitted, disabled_checks=checks)(*args).serialize())
         except (NotImplementedError, TypeError, ValueError) as error:
             print(f"left out: {name}: {str(error).strip().splitlines()[0][:100]}", flush=True)
 
@@ -313,8 +345,8 @@ def write(folder: Path) -> None:
         except (StagecError, ValueError) as error:
             print(f"{out.name} does not compile {exported.stem}: {str(error).splitlines()[0][:100]}", flush=True)
             continue
-        file.with_suffix(".json").write_text(compiled.description.to_json())
-        file.write_bytes(compiled.executable)
+        _whole(file.with_suffix(".json"), compiled.description.to_json().encode())
+        _whole(file, compiled.executable)
 
 
 def read(folder: Path, writer: str) -> None:
@@ -339,7 +371,7 @@ def read(folder: Path, writer: str) -> None:
         for seed in SEEDS:
             arrays = random_arrays(description.in_avals, seed)
             lines += (f"{array.dtype.name} {array.tobytes().hex()}" for array in signature.call(arrays))
-        (out / f"{file.stem}.results").write_text("\n".join(lines))
+        _whole(out / f"{file.stem}.results", "\n".join(lines).encode())
 
     def done(file: Path) -> bool:
         return any((out / f"{file.stem}.{end}").exists() for end in ("results", "failed"))
@@ -352,40 +384,56 @@ def read(folder: Path, writer: str) -> None:
                 try:
                     run(file)
                 except (ArithmeticError, Refusal, RuntimeError, ValueError) as error:
-                    (out / f"{file.stem}.failed").write_text(str(error).splitlines()[0][:120])
+                    _whole(out / f"{file.stem}.failed", str(error).splitlines()[0][:120].encode())
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:  # by the first one that said nothing
             how = f"{signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "it ends the process"
-            (out / f"{next(file for file in left if not done(file)).stem}.failed").write_text(how)
+            _whole(out / f"{next(file for file in left if not done(file)).stem}.failed", how.encode())
 
 
-def compared(folder: Path, releases: Sequence[str]) -> dict[str, Any]:
-    """Return what was measured here: the machine, the kinds of each writer, and each pair of releases."""
+def compared(folder: Path, builds: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was measured here: the machine, the kinds of each writer, and each pair of releases.
+
+    builds: the build-id of each release.
+    """
     from stagec.bundle import crossings
     from stagec.core.data import thunks
     from stagec.pjrt import host
 
     kinds = {
         writer: {file.stem: sorted(thunks.kinds(file.read_bytes())) for file in (folder / writer).glob("*.xla")}
-        for writer in releases
+        for writer in builds
     }
     return {
         "architecture": host.architecture(),
         "cpu": sorted(crossings.vectors(host.cpu_flags())),
+        "builds": {release: _same(release, build_id) for release, build_id in builds.items()},
         "kinds": {writer: sorted({kind for each in of.values() for kind in each}) for writer, of in kinds.items()},
         "pairs": {
             f"{writer} {reader}": _pair(folder / writer, kinds[writer], writer, reader)
-            for writer in releases
-            for reader in releases
+            for writer in builds
+            for reader in builds
             if writer != reader
         },
     }
 
 
+def _same(release: str, build_id: str) -> list[str]:
+    """Return a build-id, and those of the same release that the project knows for other Pythons."""
+    from stagec.patches import known_builds
+
+    rows = known_builds.rows()
+    like = [row for row in rows if row.build_id == build_id]
+    kind = [(row.library, row.version, row.architecture) for row in like]
+    more = {row.build_id for row in rows if (row.library, row.version, row.architecture) in kind}
+    return [build_id, *sorted(more - {build_id})]
+
+
 def _pair(folder: Path, kinds: Mapping[str, Sequence[str]], writer: str, reader: str) -> dict[str, Any]:
     differs: dict[str, float] = {}
     fails: dict[str, str] = {}
+    proven: set[str] = set()
     ran = equal = 0
     # The smallest first: what one kind does alone explains the larger programs.
     for name in sorted(kinds, key=lambda name: (len(kinds[name]), name)):
@@ -398,6 +446,7 @@ def _pair(folder: Path, kinds: Mapping[str, Sequence[str]], writer: str, reader:
             error = _error(at_home.read_text(), (folder / reader / f"{name}.results").read_text())
             equal += error is None
             if error is None:
+                proven.update(kinds[name])
                 continue
         blamed = _blamed(kinds[name])
         if failed.exists() and not fails.keys() & blamed:
@@ -412,6 +461,7 @@ def _pair(folder: Path, kinds: Mapping[str, Sequence[str]], writer: str, reader:
         "equal": equal,
         "differs": {kind: float(f"{error:.2g}") for kind, error in sorted(differs.items())},
         "fails": dict(sorted(fails.items())),
+        "unproven": sorted({kind for each in kinds.values() for kind in each} - proven - differs.keys() - fails.keys()),
     }
 
 
@@ -450,14 +500,31 @@ def merge(measured: Mapping[str, Any]) -> None:
 
     table = json.loads(crossings.TABLE.read_text("utf-8")) if crossings.TABLE.exists() else []
     same = [row for row in table if (row["architecture"], row["cpu"]) == (measured["architecture"], measured["cpu"])]
-    for key in ("kinds", "pairs"):
-        measured[key].update({**(same[0][key] if same else {}), **measured[key]})
-        ordered = sorted(measured[key].items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])])
+    before = same[0] if same else {"builds": {}, "kinds": {}, "pairs": {}}
+    builds = {**before["builds"], **measured["builds"]}
+    others = {release for release, ids in before["builds"].items() if ids != builds[release]}
+    before["pairs"] = {pair: row for pair, row in before["pairs"].items() if not others & {*pair.split()}}
+    for key in ("builds", "kinds", "pairs"):
+        ordered = sorted(
+            {**before[key], **measured[key]}.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]
+        )
         measured[key].clear()
         measured[key].update(ordered)
     rows = [*(row for row in table if row not in same), measured]
     rows.sort(key=lambda row: (row["architecture"], row["cpu"]))
-    crossings.TABLE.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    _whole(crossings.TABLE, _text(rows).encode())
+
+
+def _text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table with a line for each pair, and for what is said of each release."""
+
+    def lines(value: Any) -> str:
+        if not isinstance(value, dict):
+            return json.dumps(value)
+        return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()) + "\n }"
+
+    tables = (",\n ".join(f"{json.dumps(key)}: {lines(value)}" for key, value in row.items()) for row in rows)
+    return "[" + ",\n".join(f"{{\n {table}\n}}" for table in tables) + "]\n"
 
 
 if __name__ == "__main__":

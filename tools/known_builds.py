@@ -36,12 +36,17 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT / "compiler"))
 
-from stagec.core.builds import releases  # noqa: E402  # found through the line above
+from stagec.backends.gpu import nvidia  # noqa: E402  # found through the line above
+from stagec.core.builds import platforms, releases  # noqa: E402
 from stagec.patches import known_builds  # noqa: E402
 from stagec.patches.known_builds import Build  # noqa: E402
 
-PLATFORMS = {"jaxlib": "cpu", "jax-cuda13-pjrt": "cuda", "jax-rocm7-pjrt": "rocm", "libtpu": "tpu"}
-LIBRARIES = {library.package: file for file, library in known_builds.LIBRARIES.items()}
+PLATFORMS = {"jaxlib": "cpu"} | {
+    plugin.distribution: platform.name for platform in platforms.PLATFORMS.values() for plugin in platform.plugins
+}
+LIBRARIES = {"jaxlib": "libjax_common.so"} | {
+    plugin.distribution: plugin.library for platform in platforms.PLATFORMS.values() for plugin in platform.plugins
+}
 MANYLINUX = ("manylinux_2_27", "manylinux_2_28", "manylinux_2_31")
 
 
@@ -188,7 +193,7 @@ def tried(wheel: Path, row: Build, python: str, under: str) -> Build:
         others = [other for other in known_builds.rows() if other.build_id != row.build_id]
         write([*others, row], Path(folder, "stagec", "patches", known_builds.TABLE.name))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
-        for tool in Path(folder).glob("nvidia/cu13/bin/*"):
+        for tool in Path(folder).glob("nvidia/cu*/bin/*"):
             tool.chmod(0o755)
         command = [python, "-s", "-m", "stagec.building.examination", platform_name]
         done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
@@ -220,9 +225,9 @@ def write_release(version: str, day: str) -> None:
 def needed(row: Build) -> Iterator[str]:
     """Yield what must be installed beside a wheel."""
     yield from ("numpy", "ml_dtypes")
-    if package(row) == "jax-cuda13-pjrt":
-        yield from (f"jaxlib=={row.version}", f"jax-cuda13-plugin=={row.version}")
-        yield from ("nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*")
+    if PLATFORMS[package(row)] == "cuda":
+        yield from (f"jaxlib=={row.version}", f"{package(row).removesuffix('-pjrt')}-plugin=={row.version}")
+        yield from (f"{name}=={fits}" for name, fits in nvidia.TOOLKITS[package(row)].wheels.items())
     if package(row) == "jax-rocm7-pjrt":
         yield from (f"jaxlib=={row.version}", f"jax-rocm7-plugin=={row.version}")
     if package(row) == "libtpu":
@@ -262,7 +267,7 @@ def pip(*words: str) -> None:
 
 def package(row: Build) -> str:
     """Return the name of a row's wheel."""
-    return known_builds.LIBRARIES[row.library].package
+    return known_builds.wheel(row)
 
 
 def name(row: Build) -> str:
@@ -283,6 +288,8 @@ def write(rows: Sequence[Build], table: Path = known_builds.TABLE) -> None:
     for row in plain:
         if row["architecture"] == "x86_64":  # as in all rows before there were others
             del row["architecture"]
+        if not row["package"]:
+            del row["package"]
     lines = [json.dumps(row, ensure_ascii=True) for row in plain]
     table.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "ascii")
 

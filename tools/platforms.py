@@ -60,9 +60,9 @@ def text() -> str:
     environment = runpy.run_path(str(builds / "actions.py"))["ENVIRONMENT"]
     plugins, mnemonics = [], []
     for name, platform in platforms.items():
-        label = f'Label("@stagec_{name}//:environment")' if platform.plugin else "None"
+        label = f'Label("@stagec_{name}//:environment")' if platform.plugins else "None"
         plugins.append(f'    "{name}": {label},')
-        mnemonics.append(f'    "{name}": "StagecCompile{name.capitalize() if platform.plugin else ""}",')
+        mnemonics.append(f'    "{name}": "StagecCompile{name.capitalize() if platform.plugins else ""}",')
     amd = [f'    "{name}",' for name in tomllib.loads((ROOT / "manifests" / "targets" / "amd.toml").read_text("utf-8"))]
     files = [Path(file) for module, file in planning().items() if module.split(".")[0] == "stagec"]
     sources = {file.relative_to(COMPILER).as_posix() for file in files} | {"stagec/__main__.py"}

@@ -149,6 +149,10 @@ def _or(words):
     """A list of words for a person."""
     return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0]
 
+def _numbers(release):
+    """A release as numbers, to compare."""
+    return [int(part) for part in release.split(".") if part.isdigit()]
+
 def compiled_executables(plan, jaxlibs):
     """What compiles each executable of a plan: a struct for each executable and release of jaxlib.
 
@@ -157,12 +161,14 @@ def compiled_executables(plan, jaxlibs):
       jaxlibs: JAXLIBS of `@stagec_jaxlibs`.
 
     Returns:
-      struct of executables, and of problems (list of string, what is wrong with the releases). executables is a list of
+      struct of executables, of crossing, and of problems (list of string, what is wrong with the releases). crossing is a
+      list of structs like those of executables, without a spec: of those that a newer release runs; `executable` is the
+      name of what it runs, `writer` the environment that compiled that. executables is a list of
       struct: name (of its target), export (name of that), spec (string), platform, environment (label, or None for the
       build's own), plugin (label or None), suffix (string, what distinguishes names of this environment), exec_properties
       (dict, of its action).
     """
-    executables, problems = [], {}
+    executables, crossing, problems = [], [], {}
     for name, export, spec in plan["executables"]:
         target = json.decode(spec)["target"]
         platform, own = target["platform"], jaxlibs[0].release
@@ -177,11 +183,13 @@ def compiled_executables(plan, jaxlibs):
                     releases,
                     "add it, or leave %s out" % key,
                 )] = None
-        for release in releases:
+        made = []
+        for release in releases + [one for one in plan["runs_on"] if platform == "cpu" and one not in releases]:
             fitting = [one for one in jaxlibs if one.release == release]
             architecture = target.get("architecture", "x86_64") if platform == "cpu" else jaxlibs[0].architecture
             of_architecture = [one for one in fitting if one.architecture == architecture]
-            said = '%s: target "%s": jaxlib = ["%s"]: ' % (plan["path"], target.get("name"), release)
+            key = "jaxlib" if release in releases else "runs_on"
+            said = '%s: target "%s": %s = ["%s"]: ' % (plan["path"], target.get("name"), key, release)
             if not fitting:
                 declared = _or({one.release or "that of the lock": None for one in jaxlibs}.keys())
                 problems[said + "this workspace has jaxlib %s\n  declare a lock with jaxlib==%s (docs/fleet.md): %s" % (
@@ -205,6 +213,28 @@ def compiled_executables(plan, jaxlibs):
                                 (platform, platform)] = None
                 continue
             suffix = ".jaxlib-" + release if fitting[0].environment and release != own else ""
+            if key == "runs_on":
+                older = [one for one in made if _numbers(one.release) < _numbers(release)]
+                if not older and len(made) < len(releases):
+                    continue  # of which another problem tells
+                if not older:
+                    problems[said + "an older release never runs what a newer one made\n  add it to jaxlib"] = None
+                    continue
+                newest = max([_numbers(one.release) for one in older])
+                writer = [one for one in older if _numbers(one.release) == newest][0]
+                crossing.append(struct(
+                    name = name + ".jaxlib-" + release,
+                    export = export,
+                    executable = writer.name,
+                    writer = writer.environment,
+                    platform = platform,
+                    environment = fitting[0].environment,
+                    plugin = None,
+                    suffix = suffix + ("." + architecture if architecture != jaxlibs[0].architecture else ""),
+                    exec_properties = fitting[0].exec_properties,
+                ))
+                continue
+            made.append(struct(release = release, name = name + suffix, environment = fitting[0].environment))
             executables.append(struct(
                 name = name + suffix,
                 export = export,
@@ -215,4 +245,4 @@ def compiled_executables(plan, jaxlibs):
                 suffix = suffix + ("." + architecture if architecture != jaxlibs[0].architecture else ""),
                 exec_properties = fitting[0].exec_properties,
             ))
-    return struct(executables = executables, problems = problems.keys())
+    return struct(executables = executables, crossing = crossing, problems = problems.keys())

@@ -3,6 +3,7 @@
 load("//rules/private:autotuning.bzl", "aot_autotuning")
 load("//rules/private:baseline.bzl", "aot_baseline_test", "aot_baseline_update")
 load("//rules/private:bundle.bzl", "aot_bundle")
+load("//rules/private:crossing.bzl", "aot_crossing")
 load("//rules/private:executable.bzl", "aot_executable", "has_autotuning")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
@@ -117,6 +118,7 @@ def _stagec_manifest_impl(repository_ctx):
         "jax_cache": plan["jax_cache"],
         "jaxlib": plan["jaxlib"],
         "serves": plan["serves"],
+        "runs_on": plan["runs_on"],
         "exports": [
             (export["name"], export["spec"]["name"], json.encode(export["spec"]))
             for export in plan["exports"]
@@ -247,7 +249,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
       plan: dict of path (the manifest's), package and folder below it (where it is), bundle (name, version), reproducible
         (whether that is tested), bundle_size (what it may have at most, or None), tolerances (of functions, beyond the
         baseline), jax_cache (executables, with the arguments that lie on a device, and machines by target), jaxlib (releases,
-        by target), serves (releases that the bundle must have executables of), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
+        by target), serves (releases that the bundle must have executables of), runs_on (newer releases that run executables as they are), exports [(name, function, spec)] and executables [(name, name of the export, spec)].
       jaxlibs: JAXLIBS of `@stagec_jaxlibs`.
       manifest: label of the manifest.
       name: as for aot_manifest, as are the others.
@@ -265,6 +267,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
     compiled = compiled_executables(plan, jaxlibs)
     if compiled.problems:
         fail("\n" + "\n".join(compiled.problems))
+    crossing = compiled.crossing
     compiled = compiled.executables
     executables = [":" + one.name for one in compiled]
     functions = [function for _, function, _ in plan["exports"]]
@@ -295,6 +298,14 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
             environment = one.environment,
             **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})
         )
+    for one in crossing:
+        aot_crossing(
+            name = one.name,
+            executable = ":" + one.executable,
+            writer = one.writer,
+            environment = one.environment,
+            **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})
+        )
     golden = [(export, spec) for export, _, spec in plan["exports"] if json.decode(spec)["golden"]]
     for export, spec in golden:
         weights = {":" + file: file for file in _bound_files(spec)}
@@ -307,7 +318,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         version = version,
         serves = plan["serves"],
         exports = [":" + export for export, _, _ in plan["exports"]],
-        executables = executables,
+        executables = executables + [":" + one.name for one in crossing],
         golden = [":" + export + ".golden" for export, _ in golden],
         weights = _weights_of(specs, external = False),
         external_weights = _weights_of(specs, external = True),
@@ -315,7 +326,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
     )
     _declare_jax_cache(plan, name, common)
     tested = [export for export, _ in golden]
-    _declare_golden_tests(name, [one for one in compiled if one.export in tested], common)
+    _declare_golden_tests(name, [one for one in compiled + crossing if one.export in tested], common)
     optimized = [export for export, spec in golden if json.decode(spec)["golden"]["optimized"]]
     _declare_optimized_tests(name, [one for one in compiled if one.export in optimized and not one.suffix], common)
     _declare_baseline(plan, name, common)

@@ -295,7 +295,7 @@ def unknown_libraries(stagec: Path, folder: Path) -> list[str]:
 
     unknown = []
     for name, compiler in PLATFORMS.items():
-        if (file := folder / compiler.file).is_file():
+        for file in filter(Path.is_file, (folder / path for path in compiler.files)):
             with contextlib.suppress(OSError):  # it cannot be read: an action will say so
                 unknown += [] if known_builds.identity(file)[1] else [name]
     return unknown

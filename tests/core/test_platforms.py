@@ -1,7 +1,9 @@
 """The table of platforms, and what is there for each of them."""
 
 import importlib
+import sys
 import typing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from stagec.core.builds import specs
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.hardware import catalog
 from stagec.manifest.models import TARGETS
+from stagec.patches import known_builds
+from stagec.pjrt import packages
 from tools import platforms
 
 
@@ -24,6 +28,26 @@ def test_the_rules_have_the_table() -> None:
 
 def test_planning_imports_nothing_heavy() -> None:
     assert {"jax", "jaxlib", "numpy"}.isdisjoint(name.split(".")[0] for name in platforms.planning())
+
+
+@pytest.mark.skipif(packages.folder("jax_plugins.xla_cuda13") is not None, reason="jax-cuda13-pjrt is installed")
+def test_the_plugin_that_is_installed_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That for CUDA 13, if none is."""
+
+    def distribution() -> str:
+        plugin = PLATFORMS["cuda"].plugin
+        assert plugin is not None
+        return plugin.distribution
+
+    assert distribution() == "jax-cuda13-pjrt"
+    package = tmp_path / "jax_plugins" / "xla_cuda12"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
+    assert distribution() == "jax-cuda12-pjrt"
+    assert known_builds.package_of(package / "xla_cuda_plugin.so") == "jax-cuda12-pjrt"
+    assert known_builds.package_of(package.with_name("xla_cuda13") / "xla_cuda_plugin.so") == "jax-cuda13-pjrt"
 
 
 @pytest.mark.parametrize("name", PLATFORMS)

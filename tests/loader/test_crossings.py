@@ -20,13 +20,15 @@ import pytest
 import stagec
 from stagec.bundle import crossings
 from stagec.bundle.archive import Archive
+from stagec.bundle.crossings import Jaxlib
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.index import numbers
 from stagec.core.data import child
 from stagec.loader import crossings as first_calls
 from stagec.loader.once import Once
 from stagec.loader.selection import Asked, select
-from stagec.pjrt import host
+from stagec.patches import known_builds
+from stagec.pjrt import compatibility, host
 from tests.building import ROOT, checked, stagec as command
 from tests.bundles import edited, whole_index, with_index
 from tests.loader.test_selection import EXECUTABLE, EXPORTED, HERE
@@ -38,7 +40,7 @@ PLAIN, SEVERAL = CORPUS / "plain.aot", CORPUS / "several.aot"
 OLDER = "0.10.1"
 RELEASES = ("0.10.2", "0.11.0", "0.11.2", "0.12.0.1")
 X = np.array([1, 2, 3], np.float32)
-MEASURED = f"runs as it is; jaxlib {OLDER} made it, and its operations were measured to have the same bits here"
+MEASURED = f"runs as it is; jaxlib {OLDER} made it, and its operations were measured here"
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +51,20 @@ def first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_table(monkeypatch: pytest.MonkeyPatch, **measured: Any) -> None:
     """Let the table have one row, of this machine, for the older jaxlib and this one."""
-    pair = {"measured": "2026-11-27", "programs": 1, "ran": 1, "equal": 1, "differs": {}, "fails": {}, **measured}
+    pair = {
+        "measured": "2026-11-27",
+        "programs": 1,
+        "ran": 1,
+        "equal": 1,
+        "differs": {},
+        "fails": {},
+        "unproven": [],
+        **measured,
+    }
     row = {
         "architecture": host.architecture(),
         "cpu": sorted(crossings.vectors(host.cpu_flags())),
+        "builds": {OLDER: ["0" * 32], HERE_NOW: [compatibility.build_id()]},
         "kinds": {OLDER: ["kernel", "copy", "fft fft c64 c64"]},
         "pairs": {f"{OLDER} {HERE_NOW}": pair},
     }
@@ -153,6 +165,16 @@ def test_the_order_of_releases() -> None:
     [
         ({}, {"kernel", "dot f32 f32 f32"}, f"nobody has measured dot f32 f32 f32 of jaxlib {OLDER}"),
         (
+            {"unproven": ["fft fft c64 c64"]},
+            {"kernel", "fft fft c64 c64"},
+            f"nobody has measured fft fft c64 c64 of jaxlib {OLDER}",
+        ),
+        (
+            {"differs": {"fft fft c64 c64": 0.0}},  # -0.0 in place of 0.0
+            {"kernel", "fft fft c64 c64"},
+            "fft fft c64 c64 had other bits when that was measured, by 0 of the largest number",
+        ),
+        (
             {"differs": {"fft fft c64 c64": 2.7e-5}},
             {"kernel", "fft fft c64 c64"},
             "fft fft c64 c64 had other bits when that was measured, by 2.7e-05 of the largest number",
@@ -169,8 +191,59 @@ def test_the_order_of_releases() -> None:
 )
 def test_what_was_measured_decides(monkeypatch: pytest.MonkeyPatch, measured: Any, kinds: set[str], why: str) -> None:
     with_table(monkeypatch, **measured)
-    here = HERE_NOW, host.architecture(), host.cpu_flags()
-    assert crossings.refusal(lambda: kinds, OLDER, *here) == why
+    here = Jaxlib(HERE_NOW, compatibility.build_id()), host.architecture(), host.cpu_flags()
+    assert crossings.refusal(lambda: kinds, Jaxlib(OLDER), *here) == why
+
+
+def test_builds_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version does not say whose jaxlib it is: conda-forge's 0.12.0.1 is another build than that on PyPI."""
+    with_table(monkeypatch)
+    here, known, others = compatibility.build_id(), "0" * 32, "f" * 32
+    on = host.architecture(), host.cpu_flags()
+
+    def refusal(writer: str, reader: str) -> str:
+        return crossings.refusal(lambda: {"kernel"}, Jaxlib(OLDER, writer), Jaxlib(HERE_NOW, reader), *on)
+
+    assert [refusal("", here), refusal(known, here), refusal(known, "")] == ["", "", ""]
+    assert refusal(others, here) == f"nobody has measured jaxlib {OLDER} of build-id {others}"
+    assert refusal(known, others) == f"nobody has measured jaxlib {HERE_NOW} of build-id {others}"
+    library = {"libjax_common.so": f"{others} (examined by this build, not by the project)"}
+    assert crossings.described({"jaxlib": OLDER, **library}) == Jaxlib(OLDER, others)
+    assert crossings.described({"jaxlib": OLDER}) == Jaxlib(OLDER)
+    rows = [{"executable": "x", "versions": {"jaxlib": release}} for release in (HERE_NOW, OLDER, "99.0")]
+    rows.append({"executable": "y", "versions": {"jaxlib": "0.1"}})
+    assert crossings.maker({"executables": rows}, "x") == Jaxlib(OLDER)  # the others took it over
+    monkeypatch.setattr(compatibility, "build_id", lambda: others)
+    with stagec.load(PLAIN, policy="measured") as bundle:
+        reason = verdicts(bundle)["shift.cpu-avx2.n3.xla"][1]
+    assert reason.endswith(f"; nobody has measured jaxlib {HERE_NOW} of build-id {others}")
+
+
+def test_what_differs_within_the_tolerance_that_a_function_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also other routines of that pair. What failed does not run, and nothing where no first call can compare."""
+    fft, dot = "fft fft c64 c64", "dot f32 f32 f32"
+    with_table(monkeypatch, differs={dot: 2.7e-5})
+    here = Jaxlib(HERE_NOW, compatibility.build_id()), host.architecture(), host.cpu_flags()
+
+    def refusal(kind: str, tolerance: float) -> str:
+        return crossings.refusal(lambda: {"kernel", kind}, Jaxlib(OLDER), *here, tolerance)
+
+    assert refusal(fft, 1e-4) == ""
+    assert refusal(fft, 1e-5).startswith(f"{fft}: other routines had other bits")
+    with_table(monkeypatch, differs={fft: 2.7e-5})
+    assert refusal(fft, 1e-4) == ""
+    assert refusal(fft, 1e-5).startswith(f"{fft} had other bits")
+    with_table(monkeypatch, fails={fft: "SIGSEGV"})
+    assert refusal(fft, 1.0).endswith("SIGSEGV")
+    row: dict[str, Any] = {"member": "x", "aval": "f32[]"}
+    golden = {"bucket": {"n": 2}, "inputs": {}, "outputs": {"a": {**row, "rtol": 1e-3}, "b": {**row, "rtol": 1e-2}}}
+    function: dict[str, Any] = {"bind": [], "golden": golden}
+    assert crossings.within(function, {"n": 2}) == 1e-3
+    assert crossings.within(function, {"n": 4}) == 0  # nothing is compared for these sizes
+    assert crossings.within({**function, "bind": [{}]}, {"n": 2}) == 0
+    assert crossings.within({"bind": []}, {}) == 0
+    golden["outputs"]["b"].pop("rtol")  # the usual one, which nobody stated
+    assert crossings.within(function, {"n": 2}) == 0
 
 
 def test_pairs_and_machines_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,17 +253,18 @@ def test_pairs_and_machines_that_nobody_measured(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("of such a pair no executable is read")
 
     flags, where = host.cpu_flags(), host.architecture()
-    assert crossings.refusal(unread, HERE_NOW, OLDER, where, flags) == "only an older jaxlib's may run"
+    older, here = Jaxlib(OLDER), Jaxlib(HERE_NOW)
+    assert crossings.refusal(unread, here, older, where, flags) == "only an older jaxlib's may run"
     assert (
-        crossings.refusal(unread, OLDER, "0.99.0", where, flags)
+        crossings.refusal(unread, older, Jaxlib("0.99.0"), where, flags)
         == f"nobody has measured what jaxlib {OLDER} made with jaxlib 0.99.0 on {where}"
     )
-    assert crossings.refusal(unread, OLDER, HERE_NOW, "riscv64", flags).endswith(" on riscv64")
+    assert crossings.refusal(unread, older, here, "riscv64", flags).endswith(" on riscv64")
     # What an executable brings with it is the same on other CPUs; XLA's routines choose their code there.
-    assert crossings.refusal(lambda: {"kernel", "copy"}, OLDER, HERE_NOW, where, {"sse4_1"}) == ""
-    routine = crossings.refusal(lambda: {"kernel", "fft fft c64 c64"}, OLDER, HERE_NOW, where, {"sse4_1"})
+    assert crossings.refusal(lambda: {"kernel", "copy"}, older, here, where, {"sse4_1"}) == ""
+    routine = crossings.refusal(lambda: {"kernel", "fft fft c64 c64"}, older, here, where, {"sse4_1"})
     assert routine == "fft fft c64 c64 was measured on CPUs with other vectors than this"
-    assert crossings.refusal(lambda: {"kernel", "fft fft c64 c64"}, OLDER, HERE_NOW, where, None) == ""
+    assert crossings.refusal(lambda: {"kernel", "fft fft c64 c64"}, older, here, where, None) == ""
 
 
 def test_the_reason_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +377,7 @@ def test_what_is_blamed_for_a_difference(tmp_path: Path) -> None:
         "equal": 1,
         "differs": {"fft fft c64 c64": 0.5},
         "fails": {"ynn-fusion dot:bf16": "SIGABRT"},
+        "unproven": ["dot f32 f32 f32", "symbol sinf"],  # only a program that differs had it, and none that ran
     }
     result(tmp_path / "0.12.0", "alone", [1, np.inf])
     assert crossing._pair(tmp_path, kinds, "0.11.0", "0.12.0")["differs"]["kernel"] == np.inf
@@ -312,9 +387,13 @@ def test_the_table_is_whole() -> None:
     """Every pair of an older writer ran: no kind failed, and those that bring their own code have the same bits."""
     for row in crossings._table():
         assert row["cpu"] == sorted(crossings.vectors(row["cpu"]))
+        ids = {build.build_id for build in known_builds.rows()}
+        assert all(builds and {*builds} <= ids for builds in row["builds"].values())
         for pair, measured in row["pairs"].items():
             writer, reader = pair.split()
-            assert measured["differs"].keys() | measured["fails"].keys() <= {*row["kinds"][writer]}
+            refused = measured["differs"].keys() | measured["fails"].keys()
+            assert refused | {*measured["unproven"]} <= {*row["kinds"][writer]}
+            assert not refused & {*measured["unproven"]}
             assert datetime.date.fromisoformat(measured["measured"]) >= datetime.date(2026, 11, 27)
             assert measured["equal"] <= measured["ran"] <= measured["programs"] > 500
             if numbers(writer) < numbers(reader):
@@ -339,18 +418,18 @@ def test_inspect_lists_what_an_executable_runs(zoo: Path) -> None:
     text = checked("inspect", zoo.with_name("zoo.fourier.cpu.xla"))
     kinds = ["fft fft c64 c64", "fft ifft c64 c64", "kernel", "sort f32"]
     assert f"  runs       {', '.join(kinds)}\n" in text
-    for reader, why in crossings.readers(kinds, HERE_NOW, host.architecture()).items():
+    for reader, why in crossings.readers(kinds, Jaxlib(HERE_NOW), host.architecture()).items():
         told = f"not with jaxlib {reader}: {why}\n" if why else "the same bits with jaxlib "
         assert f"  measured   {told}" in text
 
 
 @pytest.mark.pinned
 def test_a_transform_differs_where_the_newest_reads_it() -> None:
-    measured = crossings.readers(["kernel", "fft fft c64 c64"], HERE_NOW, "x86_64")
+    measured = crossings.readers(["kernel", "fft fft c64 c64"], Jaxlib(HERE_NOW), "x86_64")
     assert (measured["0.11.0"], "had other bits" in measured["0.12.0.1"]) == ("", True)
 
 
 def test_an_accelerator_is_never_measured() -> None:
     offer = stagec.load(PLAIN, policy="measured").select("shift").candidates[0].offer
     crossing = first_calls.Crossings(host.describe())
-    assert crossing.refusal(None, offer._replace(platforms=("tpu",))) == "those for CPUs alone are measured"
+    assert crossing.refusal(None, "shift", offer._replace(platforms=("tpu",))) == "those for CPUs alone are measured"

@@ -145,6 +145,13 @@ def test_a_cpu_gets_the_most_demanding_target_that_it_can_run() -> None:
             "it was compiled with libtpu 0.0.40, here is 0.0.41",
         ),
         (
+            EXECUTABLE._replace(platforms=("cuda",), versions={"jaxlib": "0.10.1", "jax-cuda12-pjrt": "0.10.1"}),
+            HERE._replace(platforms={"cuda": Platform(versions={"jax-cuda13-pjrt": "0.10.1"})}),
+            {},
+            "plugin-version",
+            "it was compiled with jax-cuda12-pjrt 0.10.1, here is jax-cuda13-pjrt 0.10.1",
+        ),
+        (
             EXECUTABLE._replace(unknown_calls=("their_kernel",)),
             HERE,
             {},

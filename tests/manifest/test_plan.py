@@ -157,6 +157,7 @@ def test_a_plan(tmp_path: Path) -> None:
         "jax_cache": {"executables": {}, "machines": {}},
         "jaxlib": {},
         "serves": [],
+        "runs_on": [],
         "exports": [
             {
                 "name": "m.apply",
@@ -267,11 +268,12 @@ def test_releases_of_jaxlib(tmp_path: Path) -> None:
     """[manifest] says them for all targets, a target for itself; no spec changes."""
     text = MANIFEST.replace('["old", "new"]', '["old", "new", "v5e:2x2"]').replace('version = "1.2.0"', 'version = "1"')
     text = text.replace('"SSE4_2"', '"SSE4_2"\njaxlib = ["0.12.0"]')
-    serves = 'serves = ["jaxlib==0.10.2", "jaxlib==0.12.0"]'
+    serves = 'serves = ["jaxlib==0.10.2", "jaxlib==0.12.0"]\nruns_on = ["0.12.0"]'
     head = f'version = "1"\njaxlib = ["0.10.2", "0.10.1"]\n{serves}'
     planned = plan_of(text.replace('version = "1"', head), tmp_path)
     everywhere = ["0.10.2", "0.10.1"]
     assert json.loads(planned.to_json())["serves"] == ["jaxlib==0.10.2", "jaxlib==0.12.0"]
+    assert json.loads(planned.to_json())["runs_on"] == ["0.12.0"]
     assert json.loads(planned.to_json())["jaxlib"] == {"new": everywhere, "old": ["0.12.0"], "v5e-2x2": everywhere}
     rows = [line for line in describe(planned).splitlines() if "batch8" in line]
     assert rows[0].endswith("cpu AVX2, parallelism 8, batch = 8, seq = 128, jaxlib 0.10.2, jaxlib 0.10.1")

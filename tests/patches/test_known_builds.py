@@ -48,7 +48,7 @@ def test_the_build_that_is_installed_is_as_its_row_says(platform: str) -> None:
 
 def test_every_row_is_whole() -> None:
     assert len({row.build_id for row in ROWS}) == len(ROWS)
-    assert len({(row.library, row.version, row.python, row.architecture) for row in ROWS}) == len(ROWS)
+    assert len({(known_builds.wheel(row), row.version, row.python, row.architecture) for row in ROWS}) == len(ROWS)
     for row in ROWS:
         library = known_builds.LIBRARIES[row.library]
         assert re.fullmatch(r"[0-9a-f]{32}", row.build_id)
@@ -78,16 +78,19 @@ def test_the_table_has_what_is_accepted() -> None:
     plugins = [row.version for row in ROWS if row.library == "libtpu.so"]
     fitting = {release.wheels["libtpu"] for release in releases.known().values()}
     assert fitting == {".".join(version.split(".")[:3]) for version in plugins}
-    names = "requirements.lock cuda.lock rocm.lock tpu.lock newest/requirements.lock newest/cuda.lock newest/tpu.lock"
+    names = "requirements.lock cuda.lock cuda12.lock rocm.lock tpu.lock"
+    names += " newest/requirements.lock newest/cuda.lock newest/cuda12.lock newest/tpu.lock"
     locks = [COMPILER / name for name in names.split()] + [ROOT / "tests" / "newest.lock"]
     for line in [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]:
         package, version = line.split("==")
-        rows = [row for row in ROWS if known_builds.LIBRARIES[row.library].package == package]
+        rows = [row for row in ROWS if known_builds.wheel(row) == package]
         assert not rows or version in {row.version for row in rows}
 
 
 @pytest.mark.parametrize(
-    ("folder", "plugins"), [("", ("cuda", "rocm", "tpu")), ("newest", ("cuda", "tpu"))], ids=["oldest Python", "newest"]
+    ("folder", "plugins"),
+    [("", ("cuda", "cuda12", "rocm", "tpu")), ("newest", ("cuda", "cuda12", "tpu"))],
+    ids=["oldest Python", "newest"],
 )
 def test_the_locks_of_plugins_are_for_the_jaxlib_beside_them(folder: str, plugins: Sequence[str]) -> None:
     def pins(name: str) -> dict[str, str]:
@@ -149,7 +152,7 @@ def test_a_build_that_a_build_examined(tmp_path: Path) -> None:
     known_builds.write(tmp_path / known_builds.HERE, [row])
     here, none, what, write = run(f"known_builds.rows = list\n{EXAMINED.format(folder=str(tmp_path))}")
     assert here == {row.library: f"{row.build_id} (examined by this build, not by the project)"}
-    assert none == {}
+    assert none == {row.library: f"{row.build_id} (not examined)"}
     library = f"this build of libjax_common.so, of jaxlib {row.version},"
     assert what == f"{library} is examined by this build, not by the project: build-id {row.build_id}"
     assert write.splitlines() == [

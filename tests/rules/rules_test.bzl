@@ -638,7 +638,7 @@ def _jaxlib_test_impl(ctx):
         for action in ctx.attr.reproducibility[ActionsInfo].actions
         if names(action.outputs) == [ctx.attr.reproducibility.label.name + ".arguments"]
     ]
-    executables = ["fleet.f.cpu", stem, "fleet.f.own"]
+    executables = ["fleet.f.cpu", stem, "fleet.f.own", "fleet.f.own.jaxlib-2.0.0"]
     return verdict(
         ctx,
         difference("files", names(compiled.files), [stem + end for end in (".json", ".stablehlo.mlirbc", ".xla")]) +
@@ -661,12 +661,13 @@ jaxlib_test = analysis_test(_jaxlib_test_impl, {
     for name in ("bundle", "golden", "own", "provenance", "reproducibility")
 })
 
-def _jaxlib_problems(targets, jaxlib, cached = [], jaxlibs = JAXLIBS):
+def _jaxlib_problems(targets, jaxlib, cached = [], jaxlibs = JAXLIBS, runs_on = []):
     """What is wrong with a plan of these targets and releases."""
     specs = {name: json.encode({"target": dict(target, name = name)}) for name, target in targets.items()}
     return compiled_executables({
         "path": "m.toml",
         "jaxlib": jaxlib,
+        "runs_on": runs_on,
         "jax_cache": {"executables": {name: [] for name in cached}},
         "executables": [(name, "m.f", spec) for name, spec in specs.items()],
     }, jaxlibs).problems
@@ -685,6 +686,11 @@ def _jaxlib_problems_test_impl(ctx):
                 unknown % ("a", "3.0.0", "1.0.0 and 2.0.0", "3.0.0", declare),
                 unknown % ("b", "0.9", "1.0.0 and 2.0.0", "0.9", declare),
             ],
+        ) +
+        difference(
+            "an older one",
+            _jaxlib_problems({"a": cpu, "g": {"platform": "cuda"}}, {"a": ["2.0.0"]}, runs_on = ["1.0.0"]),
+            ['m.toml: target "a": runs_on = ["1.0.0"]: an older release never runs what a newer one made\n  add it to jaxlib'],
         ) +
         difference(
             "no other",

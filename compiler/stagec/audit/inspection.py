@@ -105,7 +105,7 @@ def _compiled(path: str) -> dict[str, Any]:
     if description.target.platform == "cpu":
         with contextlib.suppress(ValueError):  # one without results has no operations
             runs = sorted(thunks.kinds(data))
-            made_with, where = description.versions["jaxlib"], architecture(description.target.to_plain())
+            made_with, where = crossings.described(description.versions), architecture(description.target.to_plain())
             report |= {"runs": runs, "measured": crossings.readers(runs, made_with, where)}
     return report
 

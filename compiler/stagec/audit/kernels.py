@@ -28,7 +28,7 @@ from stagec.pjrt import compatibility, packages
 
 FIGURES = ("registers", "shared_memory", "spills", "occupancy", "blocks", "threads")
 """The figures of a kernel to compare."""
-_PROGRAMS = "nvidia.cu13.bin"
+_PROGRAMS = ("nvidia.cu13.bin", "nvidia.cuda_nvcc.bin")
 _TOOLS = {"ptxas": "compiler/cuda.lock", "nvdisasm": "compiler/cuda_tools.lock"}
 """NVIDIA's programs, and the lock that has each."""
 _SECONDS = 300
@@ -212,7 +212,7 @@ def sass(code: bytes, name: str) -> str:
 
 def _run(where: str, tool: str, *arguments: str) -> str:
     """Run a program of NVIDIA's in a folder. Raises ValueError if there is none, or it fails."""
-    program = packages.file(_PROGRAMS, tool)
+    program = next(filter(None, (packages.file(package, tool) for package in _PROGRAMS)), None)
     if program is None:
         raise ValueError(f"{tool} is not installed: pip install --no-deps -r {_TOOLS[tool]}, of a clone of stagec")
     try:

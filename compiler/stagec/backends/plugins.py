@@ -75,7 +75,7 @@ def _pinned(plugin: Plugin) -> str:
 
 def _instead(plugin: Plugin) -> str:
     """Return the advice to lock the wheel for this jaxlib, or another jaxlib if builds for that one alone are known."""
-    versions = [build.version for build in known_builds.rows() if build.library == plugin.library]
+    versions = [build.version for build in known_builds.rows() if known_builds.wheel(build) == plugin.distribution]
     if versions and not any(f"{version}.".startswith(f"{wanted(plugin)}.") for version in versions):
         others = " or ".join(versions)
         return f"of {plugin.distribution}, stagec knows {others}: lock jax and jaxlib {others} (docs/accelerators.md)"

@@ -183,7 +183,7 @@ def examine(platform: str) -> Build:
         with mapped(file) as code:
             known_builds.known(code)  # its error says what still works
         raise
-    package, tag = known_builds.LIBRARIES[file.name].package, known_builds.python_tag()
+    package, tag = known_builds.package_of(file), known_builds.python_tag()
     row = dataclasses.replace(
         row,
         version=metadata.version(package),

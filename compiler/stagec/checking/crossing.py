@@ -1,4 +1,4 @@
-"""Whether an executable that another jaxlib made gives the right results with this one: `stagec add-jaxlib --reuse`.
+"""Whether an executable of another jaxlib gives the right results here: `runs_on` of manifests, `add-jaxlib --reuse`.
 
 XLA promises nothing about an executable's form to another release: a newer one may end the process, or give other bits.
 So each executable is called once by the release that shall run it, in a process of its own.
@@ -6,18 +6,24 @@ So each executable is called once by the release that shall run it, in a process
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagec.bundle.archive import Archive
+from stagec.bundle.description import Description
 from stagec.bundle.external import Files
 from stagec.checking import golden, trials
 from stagec.core.sizes.avals import tolerance, tolerances
+from stagec.loader import crossings
 from stagec.loader.bundle import Bundle
 from stagec.loader.loaded import Settings
+from stagec.pjrt import compatibility, host
+from stagec.pjrt.arrays import random_arrays
 from stagec.stages.exported import Exported
 
 
@@ -60,7 +66,49 @@ def difference(archive: Archive, name: str, target: str, bucket: Mapping[str, in
     return ""
 
 
-def _tolerances(array: np.ndarray[Any, Any], usual: float) -> tuple[float, float]:
+def called(code: bytes, description: Description) -> dict[str, NDArray[Any]]:
+    """Return what an executable for CPUs gives for random arrays, always the same, by path.
+
+    Raises ValueError if it is not the one that is described, does not load, or fails, and if this CPU cannot run it.
+    """
+    if hashlib.sha256(code).hexdigest() != description.executable_sha256:
+        raise ValueError("it is not the executable of its description")
+    if refusal := host.cpu_refusal(description.target.requires, host.cpu_flags()):
+        raise ValueError(refusal)
+    return crossings.results(code, description, random_arrays(description.in_avals, 0))
+
+
+def as_of_here(description: Description) -> Description:
+    """Return the description of an executable as that of one of this process's jaxlib."""
+    return description._replace(versions={**description.versions, "jaxlib": compatibility.version()})
+
+
+def differs(results: Mapping[str, NDArray[Any]], description: Description, data: bytes) -> str:
+    """Return how results differ from those of the jaxlib that made the executable; "" where all are near enough.
+
+    data: all of those, one after the other, as `in_bytes` writes them. Tolerances are those of the dtypes.
+    """
+    if len(data) != sum(array.nbytes for array in results.values()):
+        return "it has results of other sizes"
+    start = 0
+    for (path, given), usual in zip(results.items(), map(tolerance, description.out_avals), strict=True):
+        end = start + given.nbytes
+        array = np.frombuffer(data[start:end], given.dtype).reshape(given.shape)
+        start = end
+        if given.tobytes() == array.tobytes():
+            continue
+        absolute, relative, ok = golden.errors(given, array, *_tolerances(array, usual))
+        if not ok:
+            return f"{path} has a largest error of {absolute:.3g}, relative {relative:.3g}"
+    return ""
+
+
+def in_bytes(results: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the elements of all results, one after the other."""
+    return b"".join(array.tobytes() for array in results.values())
+
+
+def _tolerances(array: NDArray[Any], usual: float) -> tuple[float, float]:
     """Return the relative and the absolute tolerance for a result; the usual one is of numbers around 1."""
     # It is half of a number of so few bits.
     bits = re.match(r"float[468]_e\dm(\d)", array.dtype.name)

@@ -51,7 +51,7 @@ ACTIONS: Mapping[str, Sequence[str]] = {
     "plan": ("plan", "imports"),
     "trace": ("export", "locations", "jaxpr", "golden", "reference"),
     "compile": ("compile", "components", "examine", "lower", "optimize"),
-    "bundle": ("describe-weights", "bundle", "provenance", "cross"),
+    "bundle": ("describe-weights", "bundle", "provenance", "call", "cross"),
     "JAX's compilation cache": ("jax-key", "jax-compile", "jax-cache"),
 }
 """Those that only Bazel runs, and what does an action as Bazel does: `stagec action` lists them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from stagec.core.sizes.avals import parse_aval, physical, tolerances
 from stagec.core.trees.tree import argument_path
 from stagec.loader.once import Once
 from stagec.loader.selection import Offer
+from stagec.pjrt import compatibility
 from stagec.pjrt.arrays import dtype_of, random_arrays
 from stagec.pjrt.host import Host
 
@@ -34,29 +35,34 @@ class Crossings:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._here = crossings.Jaxlib(host.jaxlib, compatibility.build_id())
         self._kinds: dict[str, frozenset[str]] = {}  # by member
-        self._refusals: dict[tuple[str, str], str] = {}  # by member, and the jaxlib that made it
+        self._refusals: dict[tuple[str, str, float], str] = {}  # by member, jaxlib that made it, and tolerance
 
-    def refusal(self, archive: Archive | None, offer: Offer) -> str:
+    def refusal(self, archive: Archive | None, name: str, offer: Offer) -> str:
         """Return why this jaxlib must not run an executable of another one; "" if it may. Nothing is passed to XLA.
 
-        archive: of the bundle, None if that was closed. Executables of pairs that nobody measured are not read.
+        archive: of the bundle, None if that was closed. name: of the signature, as in the index. Executables of pairs
+        that nobody measured are not read.
         """
-        made_with = offer.versions["jaxlib"]
-        which = offer.member, made_with
+        if offer.platforms != ("cpu",):
+            return "those for CPUs alone are measured"
+        if archive is None:
+            return "the bundle was closed"
+        function = archive.index["functions"][name]
+        return self._refusal(archive, function, offer, crossings.within(function, offer.bucket))
+
+    def _refusal(self, archive: Archive, function: Mapping[str, Any], offer: Offer, tolerance: float) -> str:
+        which = offer.member, offer.versions["jaxlib"], tolerance
         if which not in self._refusals:
-            if offer.platforms != ("cpu",):
-                self._refusals[which] = "those for CPUs alone are measured"
-            else:
-                kinds = functools.partial(self._kinds_of, archive, offer.member)
-                here = self._host.jaxlib, self._host.architecture, self._host.cpu_flags
-                self._refusals[which] = crossings.refusal(kinds, made_with, *here)
+            kinds = functools.partial(self._kinds_of, archive, offer.member)
+            pair = crossings.maker(function, offer.member), self._here
+            here = self._host.architecture, self._host.cpu_flags
+            self._refusals[which] = crossings.refusal(kinds, *pair, *here, tolerance)
         return self._refusals[which]
 
-    def _kinds_of(self, archive: Archive | None, member: str) -> frozenset[str]:
+    def _kinds_of(self, archive: Archive, member: str) -> frozenset[str]:
         if member not in self._kinds:
-            if archive is None:
-                raise ValueError("the bundle was closed")
             try:
                 self._kinds[member] = thunks.kinds(bytes(archive[member]))
             except LoadError as error:
@@ -68,14 +74,17 @@ class Crossings:
 
         The first one in this process of a jaxlib and with these kinds of operations is loaded and called, on the
         function's golden inputs if it has some for these sizes and no weights, else on random arrays. What it gives for
-        golden inputs must be right, within the function's tolerances. function: its entry in the index.
+        golden inputs must be right, within the function's tolerances. One that may have other bits within these is
+        called itself. function: its entry in the index.
         """
-        made_with = offer.versions["jaxlib"]
-        key = made_with, self._kinds[offer.member]
+        made_with, tolerance = offer.versions["jaxlib"], crossings.within(function, offer.bucket)
+        key: tuple[Any, ...] = made_with, self._kinds[offer.member]
+        if self._refusal(archive, function, offer, 0.0):
+            key = made_with, description.executable_sha256, description.artifact, archive.path
         try:
             _TRIED.get(key, lambda: _try(bytes(archive[offer.member]), description, archive, function))
         except ValueError as error:  # of this executable alone: another with the same kinds has a call of its own
-            self._refusals[offer.member, made_with] = f"a first call in a child process failed: {error}"
+            self._refusals[offer.member, made_with, tolerance] = f"a first call in a child process failed: {error}"
             return False
         return True
 
@@ -105,28 +114,35 @@ def call(data: bytes, sizes: list[int]) -> None:
     code, description, rows = next(parts), Description.from_json(next(parts)), json.loads(next(parts))
     # A child has a limit of memory, and each thread takes some of its addresses. Devices wait for each other in theirs.
     os.environ["NPROC"] = str(description.nr_devices)
-    from stagec.pjrt import clients
-    from stagec.pjrt.calling_convention import Signature
-
     given, wanted = (
         {path: (_array(next(parts), row[0]), *row[1:]) for path, row in rows.get(which, {}).items()}
         for which in ("inputs", "outputs")
     )
-    signature = Signature("it", description)
     names = [argument_path(path) for path in description.in_tree.paths()]
-    try:
-        devices = clients.devices("cpu", description.nr_devices)
-        signature.load(code, tuple(description.custom_calls), devices, description.memory_kinds)
-        leaves = [given[name][0] for name in names] if given else random_arrays(description.in_avals, 0)
-        results = signature.call(leaves)
-    except (Refusal, RuntimeError) as error:
-        raise ValueError(str(error)) from error
-    paths = [f"result{path}" for path in description.out_tree.paths()]
-    made = dict(zip(paths, results, strict=True))
+    leaves = [given[name][0] for name in names] if given else random_arrays(description.in_avals, 0)
+    made = results(code, description, leaves)
     for path, (array, rtol, atol) in wanted.items():
         result = np.asarray(made.get(path))
         if (result.shape, result.dtype) != (array.shape, array.dtype) or not _equal(result, array, rtol, atol):
             raise ValueError(f"{path} is not the golden one")
+
+
+def results(code: bytes, description: Description, leaves: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """Load and call an executable for CPUs in this process; return its results by path. Raises ValueError if it fails.
+
+    leaves: its arguments, flat.
+    """
+    from stagec.pjrt import clients
+    from stagec.pjrt.calling_convention import Signature
+
+    signature = Signature(description.artifact, description)
+    try:
+        devices = clients.devices("cpu", description.nr_devices)
+        signature.load(code, tuple(description.custom_calls), devices, description.memory_kinds)
+        made = list(map(np.asarray, signature.call(leaves)))
+    except (Refusal, RuntimeError) as error:
+        raise ValueError(str(error)) from error
+    return dict(zip((f"result{path}" for path in description.out_tree.paths()), made, strict=True))
 
 
 def _equal(first: NDArray[Any], second: NDArray[Any], rtol: float, atol: float) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from stagec.bundle.description import architecture
 from stagec.bundle.index import UNKNOWN as ANY_RELEASE, numbers
 from stagec.core.builds import naming
+from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
 from stagec.pjrt.custom_calls import UNKNOWN
@@ -23,7 +24,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 Policy: TypeAlias = Literal["allow_compile", "executable_only", "measured", "measured_only"]
 POLICIES: tuple[Policy, ...] = ("allow_compile", "executable_only", "measured", "measured_only")
 MEASURED: tuple[Policy, ...] = ("measured", "measured_only")
-"""Those that take executables of an older jaxlib, where somebody has measured that they have the same bits here."""
+"""Those that take executables of an older jaxlib, where somebody has measured its operations here."""
 NO_COMPILE: tuple[Policy, ...] = ("executable_only", "measured_only")
 
 CHOSEN, FITS = "chosen", "fits"
@@ -270,7 +271,7 @@ def crosses(offer: Offer, host: Host) -> bool:
 
 
 def _runs(offer: Offer, host: Host) -> str:
-    made = f"; jaxlib {offer.versions['jaxlib']} made it, and its operations were measured to have the same bits here"
+    made = f"; jaxlib {offer.versions['jaxlib']} made it, and its operations were measured here"
     return "runs as it is" + (made if crosses(offer, host) else "")
 
 
@@ -339,10 +340,12 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
         if crosses(offer, host) and why != "":
             made = f"it was compiled with jaxlib {offer.versions['jaxlib']}, here is {host.jaxlib}"
             yield "jaxlib-version", "; ".join(filter(None, (made, why)))
-        for package, have in platform.versions.items():
-            want = offer.versions.get(package, have)
-            if want != have:
-                yield "plugin-version", f"it was compiled with {package} {want}, here is {have}"
+        have = platform.versions
+        for package in [plugin.distribution for plugin in PLATFORMS[name].plugins]:
+            want = offer.versions.get(package)
+            if want and have and have.get(package) != want:
+                here = have.get(package) or " ".join(*have.items())
+                yield "plugin-version", f"it was compiled with {package} {want}, here is {here}"
         if offer.unknown_calls:
             yield "custom-call", f"it calls {', '.join(offer.unknown_calls)}, which jaxlib does not have"
         if asked.shapes is not None and asked.shapes != offer.shapes:

@@ -110,7 +110,7 @@ class Variant:
         loaded = self._loaded
         asked, here = loaded.asked._replace(shapes=shapes), loaded.host
         if loaded.crossings:
-            asked = asked._replace(crosses=functools.partial(loaded.crossings.refusal, loaded.archive))
+            asked = asked._replace(crosses=functools.partial(loaded.crossings.refusal, loaded.archive, self.name))
         if devices is not None:
             asked, here = asked._replace(num_devices=len(devices)), host.describe(devices)
         return selection.select(self.name, self.offers, here, asked)._replace(bound=self._bound_arrays)

@@ -351,6 +351,10 @@ def _check(plan: Mapping[str, Any], wanted: Wanted, manifest: str) -> None:
             what = f"jaxlib {', '.join(others)}" if others else f"code for {target['architecture']}"
             write = "build it with Bazel, which installs that (docs/fleet.md), or leave it out: --target"
             problems.append(Problem(manifest, f"targets.{name}", f"{what} takes another Python environment", write))
+    if plan["runs_on"]:
+        what = f"jaxlib {', '.join(plan['runs_on'])} takes another Python environment"
+        write = "build it with Bazel, which installs that (docs/fleet.md), or leave it out"
+        problems.append(Problem(manifest, "manifest.runs_on", what, write))
     if problems:
         raise StagecError(*problems)
 

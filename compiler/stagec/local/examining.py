@@ -37,7 +37,7 @@ def row(
     Raises StagecError if it is not as the builds that stagec knows.
     """
     file, jaxlib = (
-        next(filter(os.path.isfile, (f"{folder}/{PLATFORMS[name].file}" for folder in packages)), None)
+        next(filter(os.path.isfile, (f"{at}/{file}" for file in PLATFORMS[name].files for at in packages)), None)
         for name in (platform, "cpu")
     )
     if file is None or jaxlib is None:  # an action says so

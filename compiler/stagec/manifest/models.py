@@ -23,7 +23,7 @@ from stagec.manifest.cpu import CpuTarget
 from stagec.manifest.cuda import CudaTarget
 from stagec.manifest.environment import ENVIRONMENT_SCHEMA, read_environment
 from stagec.manifest.rocm import RocmTarget
-from stagec.manifest.tables import NAME, Jaxlib, Table
+from stagec.manifest.tables import NAME, RELEASE, Jaxlib, Table
 from stagec.manifest.tpu import TpuTarget
 from stagec.manifest.values import (
     AMOUNT_SCHEMA,
@@ -186,6 +186,15 @@ class Header(Tracing):
         (),
         description="Releases of jaxlib in your fleet. Without an executable of each of them, the bundle is not built.",
         examples=[["jaxlib==0.10.1", "jaxlib==0.10.2"]],
+    )
+    runs_on: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=RELEASE)], ...], AfterValidator(read_distinct)
+    ] = Field(
+        (),
+        description="Newer releases of jaxlib that run the executables for CPUs as they are. The build calls each of "
+        "them once with each release, and fails where it is not right. A release that compiles for a target has its "
+        "own there. It is declared in the workspace.",
+        examples=[["0.12.0"]],
     )
     jax_cache: JaxCache = None
     jax_cache_machines: dict[str, Annotated[tuple[Fingerprint, ...], AfterValidator(read_distinct)]] = Field(

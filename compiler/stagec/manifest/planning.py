@@ -59,6 +59,7 @@ class Plan:
     jax_cache_machines: fingerprints of machines that find them, by target.
     jaxlib: releases of jaxlib that compile for a target, by its name in specs; not those of the build's own alone.
     serves: releases of jaxlib, as `jaxlib==0.12.0`, that the bundle must have executables of.
+    runs_on: newer releases of jaxlib that run the executables for CPUs as they are.
     tolerances: the allowed growth over the baseline, for functions that set it: function -> metric -> tolerance. They
         are beside the specs, so an edit of one builds nothing.
     """
@@ -74,6 +75,7 @@ class Plan:
     jax_cache_machines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     jaxlib: Mapping[str, Sequence[str]] = field(default_factory=dict)
     serves: Sequence[str] = ()
+    runs_on: Sequence[str] = ()
 
     def to_json(self) -> str:
         """Canonical JSON, one line: equal plans give equal strings."""
@@ -85,6 +87,7 @@ class Plan:
             "bundle": {"name": self.name, "version": self.version},
             "bundle_size": self.bundle_size,
             "serves": self.serves,
+            "runs_on": self.runs_on,
             "tolerances": self.tolerances,
             "jax_cache": {"executables": self.jax_cache, "machines": self.jax_cache_machines},
             "jaxlib": self.jaxlib,
@@ -127,6 +130,7 @@ def plan(manifest: Manifest) -> Plan:
         manifest.header.jax_cache_machines,
         {manifest.targets[name].name: releases for name, releases in manifest.jaxlib.items()},
         manifest.header.serves,
+        manifest.header.runs_on,
     )
 
 

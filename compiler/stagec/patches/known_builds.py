@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import EXAMINED_HERE, NOT_EXAMINED, PROJECT
 from stagec.core.data import elf, thunks
 from stagec.patches import cores, cpuid, cpuinfo, descriptors, hash_seeds
@@ -216,6 +217,7 @@ class Build:
     follows_seed: whether that follows the seed of hash tables.
     tested: the Python that made it, twice.
     architecture: that of its instructions, by the name of `uname -m`.
+    package: the wheel that brings it, if that is another than the library's usual one.
     """
 
     library: str
@@ -228,10 +230,23 @@ class Build:
     follows_seed: bool = False
     tested: str = ""
     architecture: str = "x86_64"
+    package: str = ""
 
 
 class BuildHere(Build):
     """A library that is not in the table: a build examined it itself, for its actions."""
+
+
+def wheel(build: Build) -> str:
+    """Return the name of the wheel that brings a build."""
+    return build.package or LIBRARIES[build.library].package
+
+
+def package_of(path: Path) -> str:
+    """Return the name of the wheel that brings a library: by the folder of its package, where several have the name."""
+    plugins = (plugin for platform in PLATFORMS.values() for plugin in platform.plugins)
+    of_folder = (plugin.distribution for plugin in plugins if plugin.package.rpartition(".")[2] == path.parent.name)
+    return next(of_folder, LIBRARIES[path.name].package)
 
 
 def rows() -> list[Build]:
@@ -266,7 +281,10 @@ def identity(path: Path) -> tuple[str, bool]:
 
 def said(code: Code, wanted: str, examined: str) -> dict[str, str]:
     """Return what a description says of a library that has compiled, if not the project examined it. See `known`."""
-    if examined == NOT_EXAMINED or not isinstance(build := known(code, wanted, examined), BuildHere):
+    if examined == NOT_EXAMINED:
+        build_id = code.build_id()
+        return {} if _row(code.library, build_id, rows()) else {code.library: f"{build_id} (not examined)"}
+    if not isinstance(build := known(code, wanted, examined), BuildHere):
         return {}
     return {code.library: f"{build.build_id} (examined by this build, not by the project)"}
 
@@ -291,7 +309,7 @@ def known(code: Code, wanted: str = "", examined: str = EXAMINED_HERE) -> Build:
         fit = [
             build
             for build in table
-            if build.library == code.library
+            if (build.library, wheel(build)) == (code.library, package_of(code.path))
             and build.python in ("", python_tag())
             and build.architecture == code.architecture
         ]
@@ -321,7 +339,7 @@ def check_sites(code: Code, build: Build, change: str) -> None:
 def _told(code: Code) -> str:
     from importlib import metadata  # it takes longer than the rest, and is for errors
 
-    package = LIBRARIES[code.library].package
+    package = package_of(code.path)
     try:
         return f"this build of {code.library}, of {package} {metadata.version(package)},"
     except metadata.PackageNotFoundError:
@@ -329,7 +347,7 @@ def _told(code: Code) -> str:
 
 
 def _write(code: Code, versions: Sequence[str]) -> str:
-    package = LIBRARIES[code.library].package
+    package = package_of(code.path)
     wheels = f"{package} {' or '.join(versions)}" if versions else f"none of {package}"
     return f"wheels for {code.architecture.replace('_', '-')} and {python_tag()} that are known: {wheels}"
 
@@ -385,7 +403,9 @@ def examined(path: Path) -> Build:
     lacks, more = _fields(path)
     if others or more:
         raise PatchError(f"{path.name} is not as those that are known: {'; '.join([*others, *more])}")
-    return Build(path.name, "", "", build_id, sites, lacks, architecture=code.architecture)
+    package = package_of(path)
+    package = "" if package == library.package else package
+    return Build(path.name, "", "", build_id, sites, lacks, architecture=code.architecture, package=package)
 
 
 def _fields(path: Path) -> tuple[list[str], list[str]]:

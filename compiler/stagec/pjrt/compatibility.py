@@ -7,6 +7,7 @@ asked for, not with this module: a compile command sets its environment first.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 OLDEST, BEFORE = (0, 10, 1), (0, 13)
@@ -18,6 +19,19 @@ def version() -> str:
     import jaxlib.version
 
     return str(jaxlib.version.__version__)
+
+
+@functools.cache
+def build_id() -> str:
+    """Return the build-id of the installed jaxlib's library, which tells builds of one version apart."""
+    from stagec.core.builds.platforms import PLATFORMS
+    from stagec.core.data import elf  # most processes ask for no build
+    from stagec.pjrt import packages
+
+    where = packages.folder("jaxlib")
+    assert where is not None
+    with elf.opened(where.parent / PLATFORMS["cpu"].files[0]) as file:
+        return file.build_id
 
 
 def numbers() -> tuple[int, ...]:

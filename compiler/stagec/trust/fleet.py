@@ -39,8 +39,9 @@ def serves(
     "target", "ok", "executables" and "missing" (sizes, as a person reads them), and "exported": the fate of a call
     without an executable. A function without any executable, of target "", is served if stagec knows that this jaxlib
     may read its exported artifact. A function of `functions` has a row for each of `targets`.
-    kinds: count executables of older jaxlibs too, where these were measured to have the same bits, on the CPUs on which
-    that was measured (`bundle/crossings.py`); then "measured" says how many, and "refused" by size why not. None: none.
+    kinds: count executables of older jaxlibs too, where these were measured to have the same bits, or results within
+    the tolerance that the function states, on the CPUs on which that was measured (`bundle/crossings.py`); then
+    "measured" says how many, and "refused" by size why not. None: none.
     Raises StagecError for an unknown name, and if no function has a target of `targets`.
     """
     for what, names, known in (("function", functions, index["functions"]), ("target", targets, index["targets"])):
@@ -90,7 +91,9 @@ def _of_function(
             why = "those for CPUs alone are measured"
             if target["platform"] == "cpu":
                 which = partial(kinds, entry["executable"])
-                why = crossings.refusal(which, made_with, jaxlib, architecture(target), None)
+                pair = crossings.maker(function, entry["executable"]), crossings.Jaxlib(jaxlib)
+                near = crossings.within(function, entry["bucket"])
+                why = crossings.refusal(which, *pair, architecture(target), None, near)
             verdict = 2 if why else 1, why
         sizes = by_target.setdefault(entry["target"], {})
         what = shown(naming.bucket(entry["bucket"]))

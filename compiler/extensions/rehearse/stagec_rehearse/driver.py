@@ -15,11 +15,9 @@ from stagec.hardware.gpu_devices import AmdDevice, Device
 
 LIBRARIES = (
     "libcuda.so.1",
-    "libcudart.so.13",
     "libnvidia-ml.so.1",
-    "libcublas.so.13",
-    "libcublasLt.so.13",
     "libcudnn.so.9",
+    *(f"lib{name}.so.{release}" for name in ("cudart", "cublas", "cublasLt") for release in (13, 12)),
 )
 """What the driver for NVIDIA devices is at once, under these names."""
 _NAME = "stagec_virtual_driver.so"

@@ -133,7 +133,7 @@ def _has(distribution: str) -> bool:
 
 _PLUGINS = {
     "cpu": (),
-    "cuda": ("jax-cuda13-plugin", "jax-cuda13-pjrt"),
+    "cuda": ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt"),
     "rocm": ("jax-rocm7-plugin", "jax-rocm7-pjrt"),
     "tpu": ("libtpu",),
 }

@@ -26,11 +26,11 @@ from stagec_rehearse import FOLDER, driver
 CPU = "cpu"
 """The device that is JAX's own CPU client, as many devices as asked for."""
 _NEEDED = {
-    "cuda": ("jax-cuda13-plugin", "jax[cuda13]"),
-    "rocm": ("jax-rocm7-plugin", "jax[rocm7-local] and jax-rocm7-pjrt"),
-    "tpu": ("libtpu", "jax[tpu]"),
+    "cuda": (("jax-cuda13-plugin", "jax-cuda12-plugin"), "jax[cuda13]"),
+    "rocm": (("jax-rocm7-plugin",), "jax[rocm7-local] and jax-rocm7-pjrt"),
+    "tpu": (("libtpu",), "jax[tpu]"),
 }
-"""The package without which a platform's devices are not rehearsed, and what installs it with JAX."""
+"""The packages without all of which a platform's devices are not rehearsed, and what installs the first with JAX."""
 _STEP = 0.2
 """Seconds between two looks at what a program has compiled."""
 _GRACE = 10.0
@@ -265,6 +265,6 @@ def missing(device: str, told: Mapping[str, str]) -> list[str]:
     if not told:
         what = "no process of the program has imported JAX where it could be observed"
         return [f"{what}: python -I, -E and -S leave out what observes it"]
-    if (needed := _NEEDED.get(platform(device))) and needed[0] not in told:
-        return [f"the program's Python has no {needed[0]}: install {needed[1]} there"]
+    if (needed := _NEEDED.get(platform(device))) and not {*needed[0]} & told.keys():
+        return [f"the program's Python has no {needed[0][0]}: install {needed[1]} there"]
     return []

@@ -1,7 +1,7 @@
 """The GPUs of this machine: describe one, and time kernels on an NVIDIA one. Nothing that is built needs a device.
 
 XLA needs the driver for both. To time kernels it also needs the libraries that they call: cuBLAS, cuDNN and others of
-CUDA 13. It searches for them like any program.
+CUDA. It searches for them like any program.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from stagec.pjrt.packages import folder
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
 
-_LIBRARIES = ("libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9")
-"""Libraries whose kernels XLA times beside its own."""
 _RESULTS = "results.textproto"
 _SAME = ("name", "compute_capability", "core_count", "l2_cache_size")
 """Properties that identify the device. Drivers report slightly different clocks and bandwidths."""
@@ -63,9 +61,9 @@ def autotune(module: ir.Module, target: GpuTarget, mesh: Sequence[int]) -> list[
         raise CannotCompile(what, "topology", "run this on a machine with as many")
     reported = descriptions.properties(_describe(here[0]))
     refuse_another(reported, target)
-    missing = [name for name in _LIBRARIES if not _loads(name)]
+    missing = [name for name in nvidia.TOOLKIT.libraries if not _loads(name)]
     if missing:
-        write = "install CUDA 13 and cuDNN 9, and name their folders in LD_LIBRARY_PATH"
+        write = f"install CUDA {nvidia.TOOLKIT.release} and cuDNN 9, and name their folders in LD_LIBRARY_PATH"
         raise CannotCompile(f"XLA times kernels of libraries that are not here: {', '.join(missing)}", "", write)
     nvidia.register_custom_calls()
     form = autotuning.form(compatibility.numbers())
@@ -115,7 +113,7 @@ def refuse_another(reported: Mapping[str, Any], target: GpuTarget) -> None:
 
 
 def _loads(library: str) -> bool:
-    folders = [folder(package) for package in ("nvidia.cu13", "nvidia.cudnn")]  # where the plugin looks too
+    folders = [folder(package) for package in nvidia.TOOLKIT.folders]  # where the plugin looks too
     if any(folder and (folder / "lib" / library).exists() for folder in folders):
         return True
     try:

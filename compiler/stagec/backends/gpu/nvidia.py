@@ -12,6 +12,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,21 +30,65 @@ PREFIXES: Sequence[str] = ("CUDA_", "MOSAIC_", "NVIDIA_")
 """Variables that the plugin reads, besides XLA's."""
 ENVIRONMENT: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
 """A machine with a device must compile as one without, so XLA sees none."""
-_TOOLKIT = "nvidia.cu13"
-_TOOLS = ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc")
-"""The files of CUDA that XLA needs, from the wheels nvidia-cuda-nvcc and nvidia-nvvm."""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A release of CUDA, which the plugin was built with.
+
+    folder: the package with its files. tools: those that XLA needs, below it. wheels: which bring them, with what fits.
+    libraries: with kernels that XLA times beside its own. folders: the packages that have them.
+    cuda, cudnn, cub: XLA refuses to load an executable where a library is older than these. They are the oldest that
+        the plugin works with: the CUDA that it was built with, the cuDNN that its wheel requires, the CUB in that CUDA.
+    """
+
+    release: int
+    folder: str
+    tools: Sequence[str]
+    wheels: Mapping[str, str]
+    libraries: Sequence[str]
+    folders: Sequence[str]
+    cuda: str
+    cudnn: tuple[int, int, int]
+    cub: str
+
+
+TOOLKITS = {
+    "jax-cuda13-pjrt": Toolkit(
+        13,
+        "nvidia.cu13",
+        ("bin/ptxas", "bin/nvlink", "nvvm/libdevice/libdevice.10.bc"),
+        {"nvidia-cuda-nvcc": "13.0.*", "nvidia-nvvm": "13.0.*"},
+        ("libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9"),
+        ("nvidia.cu13", "nvidia.cudnn"),
+        "13.0.0",
+        (9, 12, 0),
+        "3.0.0",
+    ),
+    "jax-cuda12-pjrt": Toolkit(
+        12,
+        "nvidia.cuda_nvcc",
+        ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc"),
+        {"nvidia-cuda-nvcc-cu12": "12.9.*"},
+        ("libcublas.so.12", "libcublasLt.so.12", "libcudnn.so.9"),
+        ("nvidia.cublas", "nvidia.cudnn"),
+        "12.9.0",
+        (9, 8, 0),
+        "2.8.0",
+    ),
+}
+"""By the plugin's wheel."""
+TOOLKIT = TOOLKITS[PLUGIN.distribution]
+"""That of the plugin that is installed."""
 _SDK = "cuda_sdk_lib"
 """The value of XLA's option xla_gpu_cuda_data_dir, when none is given."""
-# XLA refuses to load an executable where a library is older than these. They are the oldest that the plugin works with:
-# the CUDA that it was built with, the cuDNN that its wheel requires, the CUB in that CUDA.
-_CUDA, _CUDNN, _CUB = "13.0.0", (9, 12, 0), "3.0.0"
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that make code besides the plugin. Raises CannotCompile if one is missing."""
     _toolkit()
     # ptxas and libdevice make the machine code, so their versions are inputs of it, like the plugin's.
-    return {name: metadata.version(name) for name in ("nvidia-cuda-nvcc", "nvidia-nvvm")}
+    return {name: metadata.version(name) for name in TOOLKIT.wheels}
 
 
 def target_config(device: Device, cudnn: tuple[int, int, int] | None = None) -> str:
@@ -54,13 +99,13 @@ def target_config(device: Device, cudnn: tuple[int, int, int] | None = None) -> 
     names = {
         "device_vendor": "NVIDIA Corporation",
         "platform_version": f"Compute Capability {device.compute_capability}",
-        "driver_version": _CUDA,
-        "runtime_version": _CUDA,
-        "compile_time_toolkit_version": _CUDA,
-        "cub_version": _CUB,
+        "driver_version": TOOLKIT.cuda,
+        "runtime_version": TOOLKIT.cuda,
+        "compile_time_toolkit_version": TOOLKIT.cuda,
+        "cub_version": TOOLKIT.cub,
     }
     # XLA finds results by the version of cuDNN too; the executable asks for that version when it is loaded.
-    dnn = cudnn or _CUDNN
+    dnn = cudnn or TOOLKIT.cudnn
     return descriptions.target_config(device, "CUDA", f"cuda_compute_capability {{ {capability} }}", names, dnn)
 
 
@@ -74,15 +119,15 @@ def in_jax_keys(devices: Sequence[Any]) -> dict[str, bytes]:
 
 def _toolkit() -> Path:
     """Return the folder of CUDA that XLA is to use. Raises CannotCompile when a part of it is missing."""
-    where = folder(_TOOLKIT)
-    missing = [name for name in _TOOLS if where is None or not (where / name).exists()]
+    where = folder(TOOLKIT.folder)
+    missing = [name for name in TOOLKIT.tools if where is None or not (where / name).exists()]
     if where is None or missing:
-        what = f"XLA needs {', '.join(missing)} of CUDA 13, which are not installed"
-        write = plugins.to_lock("cuda", "nvidia-cuda-nvcc==13.0.* and nvidia-nvvm==13.0.*")
+        what = f"XLA needs {', '.join(missing)} of CUDA {TOOLKIT.release}, which are not installed"
+        write = plugins.to_lock("cuda", " and ".join(f"{name}=={fits}" for name, fits in TOOLKIT.wheels.items()))
         raise CannotCompile(what, "platform", write)
     # XLA would silently take another CUDA of the machine.
-    if not os.access(where / _TOOLS[0], os.X_OK):
-        raise CannotCompile(f"{where / _TOOLS[0]} may not be run here", "platform")
+    if not os.access(where / TOOLKIT.tools[0], os.X_OK):
+        raise CannotCompile(f"{where / TOOLKIT.tools[0]} may not be run here", "platform")
     return where
 
 

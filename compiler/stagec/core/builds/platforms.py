@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import util
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,8 @@ class Platform:
 
     name: the name in manifests, artifacts and JAX's exports. device: a person's name for one of its devices.
     listed: the heading of its devices in `stagec targets`. catalog: the file of manifests/targets.
-    plugin: None for CPUs, for which jaxlib itself compiles.
+    plugins: those that compile for it, each for another release of the vendor's libraries; none for CPUs, for which
+        jaxlib itself compiles.
     nodes: files of the kernel, as patterns below /dev; one exists if the machine has a device.
     pci: vendor and devices by their numbers on the PCI bus, if the files say too little; "" and none otherwise.
     compiler: the folder of `backends` with its compiler; "" for one of its name.
@@ -47,17 +49,30 @@ class Platform:
     device: str
     listed: str
     catalog: str
-    plugin: Plugin | None = None
+    plugins: Sequence[Plugin] = ()
     nodes: Sequence[str] = ()
     pci: tuple[str, frozenset[str]] = ("", frozenset())
     compiler: str = ""
 
     @property
-    def file(self) -> str:
-        """The library that compiles for it, below a folder of packages."""
-        if self.plugin is None:
-            return "jaxlib/libjax_common.so"
-        return f"{self.plugin.package.replace('.', '/')}/{self.plugin.library}"
+    def plugin(self) -> Plugin | None:
+        """The first of its plugins that is installed; the first one, if none is."""
+        several = self.plugins if len(self.plugins) > 1 else ()
+        return next(filter(_is_installed, several), next(iter(self.plugins), None))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The libraries that compile for it, one of them, below a folder of packages."""
+        if not self.plugins:
+            return ("jaxlib/libjax_common.so",)
+        return tuple(f"{plugin.package.replace('.', '/')}/{plugin.library}" for plugin in self.plugins)
+
+
+def _is_installed(plugin: Plugin) -> bool:
+    try:
+        return util.find_spec(plugin.package) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
 
 
 GPUS = ("cuda", "rocm")
@@ -71,13 +86,16 @@ PLATFORMS: Mapping[str, Platform] = {
             "NVIDIA device",
             "NVIDIA devices",
             "nvidia.toml",
-            Plugin(
-                platform="cuda",
-                package="jax_plugins.xla_cuda13",
-                library="xla_cuda_plugin.so",
-                distribution="jax-cuda13-pjrt",
-                kernels="jax-cuda13-plugin",
-            ),
+            [
+                Plugin(
+                    platform="cuda",
+                    package=f"jax_plugins.xla_cuda{release}",
+                    library="xla_cuda_plugin.so",
+                    distribution=f"jax-cuda{release}-pjrt",
+                    kernels=f"jax-cuda{release}-plugin",
+                )
+                for release in (13, 12)
+            ],
             nodes=("nvidia[0-9]*", "dxg"),
             compiler="gpu",
         ),
@@ -86,13 +104,15 @@ PLATFORMS: Mapping[str, Platform] = {
             "AMD device",
             "AMD devices",
             "amd.toml",
-            Plugin(
-                platform="rocm",
-                package="jax_plugins.xla_rocm7",
-                library="xla_rocm_plugin.so",
-                distribution="jax-rocm7-pjrt",
-                kernels="jax-rocm7-plugin",
-            ),
+            [
+                Plugin(
+                    platform="rocm",
+                    package="jax_plugins.xla_rocm7",
+                    library="xla_rocm_plugin.so",
+                    distribution="jax-rocm7-pjrt",
+                    kernels="jax-rocm7-plugin",
+                )
+            ],
             nodes=("kfd",),
             compiler="gpu",
         ),
@@ -101,13 +121,15 @@ PLATFORMS: Mapping[str, Platform] = {
             "TPU",
             "TPUs; properties are of one chip, and a target is a slice of them, of any size up to the pod",
             "tpu.toml",
-            Plugin(
-                platform="tpu",
-                package="libtpu",
-                library="libtpu.so",
-                distribution="libtpu",
-                own_versions=True,
-            ),
+            [
+                Plugin(
+                    platform="tpu",
+                    package="libtpu",
+                    library="libtpu.so",
+                    distribution="libtpu",
+                    own_versions=True,
+                )
+            ],
             # Other devices have /dev/vfio too. The numbers are those of jax/_src/hardware_utils.py, from v3 to tpu7x.
             nodes=("accel[0-9]*", "vfio/[0-9]*"),
             pci=("0x1ae0", frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})),

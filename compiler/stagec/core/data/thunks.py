@@ -6,6 +6,7 @@ the tests compare them with the descriptors in jaxlib. Standard library only: no
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 
@@ -33,6 +34,8 @@ THUNK: Mapping[str, tuple[int, ...]] = {
     "collective_thunk.all_to_all_thunk": (18, 6),
     "collective_thunk.reduce_scatter_thunk": (18, 7),
     "collective_thunk.collective_permute_thunk": (18, 8),
+    "collective_thunk.all_reduce_thunk.reduction_kind": (18, 5, 1),
+    "collective_thunk.reduce_scatter_thunk.reduction_kind": (18, 7, 1),
     "ynn_fusion_thunk.instruction_id": (21, 2),
 }
 TYPES: Mapping[str, tuple[int, ...]] = {
@@ -105,8 +108,9 @@ def _of_thunks(result: bytes) -> Iterator[str]:
         words += [
             name.partition(".")[2].removesuffix("_thunk").replace("_", "-")
             for name, path in THUNK.items()
-            if name.startswith("collective_thunk.") and any(True for _ in wire.find(thunk, path))
+            if re.fullmatch(r"collective_thunk\.\w+", name) and any(True for _ in wire.find(thunk, path))
         ]
+        words += [name for name in (_text(thunk, field) for field in THUNK if field.endswith("reduction_kind")) if name]
         types = [_number(payload) for path in TYPES.values() for payload in wire.find(thunk, path)]
         words += map(_type, sorted({*types}) if words[0] == "sort" else types)
         for number in map(_number, wire.find(thunk, THUNK["ynn_fusion_thunk.instruction_id"])):

@@ -36,8 +36,8 @@ _OF_THE_MACHINE = re.compile("^(/usr)?/s?bin/(?=[^/]*$)")
 _CALLS_NATIVE_CODE = frozenset({"ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle"})
 _HEARD = frozenset({"open", "import", "os.listdir", "os.scandir"}) | _STARTS | _CALLS_NATIVE_CODE
 _OPENS_NO_FILES = frozenset(
-    {"PIL", "charset_normalizer", "contourpy", "jax_cuda13_plugin", "jaxlib", "kiwisolver", "matplotlib", "ml_dtypes"}
-    | {"msgpack", "numpy", "scipy", "yaml"}
+    {"PIL", "charset_normalizer", "contourpy", "jax_cuda12_plugin", "jax_cuda13_plugin", "jaxlib", "kiwisolver"}
+    | {"matplotlib", "ml_dtypes", "msgpack", "numpy", "scipy", "yaml"}
 )
 """Packages whose native code opens no user file by its path, except the modules that follow."""
 _OPENS_FILES = ("PIL._imagingft", "_dbm", "_gdbm", "_sqlite3", "scipy.io.")

@@ -19,7 +19,7 @@ import jax
 from jax._src import config
 from jax._src.interpreters import mlir
 
-from stagec.core.builds.platforms import GPUS
+from stagec.core.builds.platforms import GPUS, PLATFORMS
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.messages.errors import StagecError
 from stagec.frontends.common import patched
@@ -29,7 +29,6 @@ _KERNELS = (b"tpu_custom_call", _MOSAIC_GPU, b"__gpu$xla.gpu.triton")
 """Custom calls of Pallas kernels: of Mosaic for TPUs and NVIDIA devices, and of Triton."""
 _NO_MOSAIC_GPU = ("Cannot lower pallas_call on platform: gpu", "No module named 'absl'")
 """JAX's message if it cannot lower kernels for NVIDIA devices: it imports absl-py there without requiring it."""
-_PLUGIN = "jax_cuda13_plugin"
 _NO_DEVICE = {"tpu": "TPU device kind", "cuda": "No supported GPU devices", "rocm": "No supported GPU devices"}
 """JAX's message if a kernel, or JAX, asks for a device of a platform and there is none."""
 _WHO_ASKS = ("jax._src.pallas.mosaic.tpu_info", "jax._src.tpu_info", "jax._src.pallas.triton.gpu_info")
@@ -102,8 +101,10 @@ def naming_the_plugin(spec: FunctionSpec) -> Iterator[None]:
 def _need_plugin(spec: FunctionSpec, what: str) -> None:
     if "cuda" not in spec.plugins:
         raise spec.problem("plugins", what, 'write plugins = ["cuda"]')
-    if util.find_spec(_PLUGIN) is None:
-        name = _PLUGIN.replace("_", "-")
+    plugin = PLATFORMS["cuda"].plugin
+    assert plugin is not None
+    name = plugin.kernels
+    if util.find_spec(name.replace("-", "_")) is None:
         raise spec.problem("plugins", f"{name} is not installed", f"add {name} to the packages that trace the function")
 
 
