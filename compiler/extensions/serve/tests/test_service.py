@@ -27,12 +27,12 @@ from compiler.extensions.serve.tests.processes import (
     REQUEST,
     Server,
     X,
+    inputs,
     refused,
     serving,
     threads,
     until,
 )
-from compiler.extensions.serve.tests.test_rpc import inputs
 from tests.bundles import edited_index, only
 
 
