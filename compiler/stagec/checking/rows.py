@@ -251,6 +251,14 @@ def _bitcast(_: Any, shapes: Any, result: Any) -> _Placed:
     return [[dim if dim < rank else None for dim in range(len(shapes[0]))]], range(rank, len(result))
 
 
+def _constant(attributes: Any, _: Any, result: Any) -> _Placed:
+    try:
+        is_splat = getattr(attributes["value"], "is_splat", False)
+    except TypeError:  # jaxlib has no class for an array of complex numbers
+        is_splat = False
+    return [], () if is_splat else range(len(result))
+
+
 def _reduce(attributes: Any, shapes: Any, _: Any) -> _Placed:
     kept = iter(range(len(shapes[0])))
     gone = [*attributes["dimensions"]]
@@ -361,10 +369,7 @@ _RULES: Mapping[str, _Rule] = {
     "stablehlo.broadcast_in_dim": lambda attributes, *_: ([[*attributes["broadcast_dimensions"]]], ()),
     "stablehlo.cholesky": _last(2),
     "stablehlo.concatenate": lambda attributes, shapes, _: _along(shapes, [_number(attributes["dimension"])]),
-    "stablehlo.constant": lambda attributes, _, result: (
-        [],
-        () if getattr(attributes["value"], "is_splat", False) else range(len(result)),
-    ),
+    "stablehlo.constant": _constant,
     "stablehlo.convolution": _convolution,
     "stablehlo.dot_general": _dot,
     "stablehlo.dynamic_slice": lambda _, shapes, result: _changed(shapes, shapes[0], result),

@@ -8,9 +8,9 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,14 @@ from stagec.loader.bundle import Bundle
 from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
-from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy
+from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy, Shapes
 from stagec.pjrt.arrays import random_arrays, zeros
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
 from stagec_serve.refusal import RequestError
 from stagec_serve.tensors import interface_of
 
+Result = TypeVar("Result")
 Arrays = Sequence[NDArray[Any]]
 """One for each input, or for each output, in the order of the interface."""
 PLATFORM = "stagec_aot"
@@ -69,15 +70,9 @@ class Model:
         self.name, self.version, self.digest = function.name, version, ""
         self._function, self.usage = function, function.usage
         self.interface = interface_of(self.usage)
-        selected = function.select()
-        chosen, candidates = selected.chosen, selected.candidates
-        self.target = chosen.offer.target if chosen else ""
-        self.kind = "executable" if chosen and chosen.offer.kind == "executable" else "compiled"
-        offers = {
-            naming.bucket(candidate.offer.bucket): candidate.offer
-            for candidate in candidates
-            if candidate.offer.kind == "executable" and (candidate.code == CHOSEN or policy not in NO_COMPILE)
-        }
+        candidates = [each for each in function.select().candidates if each.offer.kind == "executable"]
+        usable = [each.offer for each in candidates if each.code == CHOSEN or policy not in NO_COMPILE]
+        offers = {naming.bucket(offer.bucket): offer for offer in usable}
         self.buckets: list[Mapping[str, int]] = sorted(
             (offer.bucket for offer in offers.values()),
             key=lambda bucket: (math.prod(bucket.values()), naming.bucket(bucket)),
@@ -111,10 +106,15 @@ class Model:
             self.alone = f"it keeps state: {', '.join(self.states)}"
         else:
             self.alone = self._why_not_declared(rows) if rows else "no dimension is named to gather along"
+        self._with_each_bucket(lambda bucket: self._call(self._random(bucket, 0), self._begun()))
+        # Only now is it known what runs: what an older jaxlib made may fail in its first call, and another one follows.
+        running = {offer.shapes: _chosen(function, offer.shapes) for offer in offers.values()}
+        self.kind = "executable" if all(offer.kind == "executable" for offer in running.values()) else "compiled"
+        self.target = ", ".join(sorted({offer.target for offer in running.values()} - {""}))
         self.trust = "declared" if self.usage.serve.get("rows") else "proven"
         if not self.alone and self.trust == "proven":
-            self.alone = self._why_not_proven(rows, offers.values())
-        self.alone = self._warm("" if self.alone else rows) or self.alone
+            self.alone = self._why_not_proven(rows, running, [each.offer for each in candidates])
+        self.alone = self.alone or self._second_look(rows)
         self.rows = "" if self.alone else rows
         self.trust = self.trust if self.rows else ""
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
@@ -130,7 +130,7 @@ class Model:
         model._function = trials.find(bundle, self._function.name)
         weights = iter(model._function.weights.values())
         model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
-        model._flat = {}
+        model._flat, model._seconds = {}, {}  # the next call maps weights, and takes longer than the last one
         for bucket in self.buckets if warm else ():
             model._call(self._random(bucket, 0), model._begun())
         return model
@@ -270,11 +270,26 @@ class Model:
             return f"{mask} is the number of rows, which other requests change"
         return ""
 
-    def _why_not_proven(self, rows: str, offers: Iterable[Offer]) -> str:
-        """Return why it is not proven that rows are independent; "" if it is."""
+    def _why_not_proven(self, rows: str, running: Mapping[Shapes, Offer], executables: Sequence[Offer]) -> str:
+        """Return why it is not proven that rows are independent; "" if it is.
+
+        running: what runs for the shapes of each bucket. executables: all of the bundle.
+        """
+        modules: list[Offer] = []
         variant, _ = self._function.chosen({})
+        for shapes, offer in running.items():
+            if offer.kind == "executable":
+                modules.append(offer)
+                continue
+            # The bundle has no module of what is compiled here: those of all executables for the platform stand for it.
+            platform = variant.platform_of(offer)
+            others = [each for each in executables if each.shapes == shapes and platform in each.platforms]
+            if not others:
+                what = f"it is compiled here, and the bundle has no StableHLO of it for {platform}"
+                return f"no proof that its rows are independent: {what}"
+            modules += others
         of_inputs = [aval.shape.index(rows) if rows in aval.shape else None for aval in self.usage.in_avals]
-        for offer in offers:
+        for offer in modules:
             if offer.bucket[rows] == 1:  # a row is alone, and not padded
                 continue
             module, parameters = variant.module(offer)
@@ -292,30 +307,31 @@ class Model:
                 return f'{what}; if they are, the manifest may say serve.rows = "independent"'
         return ""
 
-    def _warm(self, rows: str) -> str:
-        """Call every bucket; return why requests are not gathered along a dimension, "" if they can be.
+    def _with_each_bucket(self, work: Callable[[Mapping[str, int]], Result]) -> list[Result]:
+        """Return the results of work with each bucket.
 
-        rows: the dimension; "": nobody asks. XLA prepares much of an executable in its first call, on one core, so
-        several buckets are called at a time, the largest first: they take longest.
+        XLA prepares much of an executable in its first call, on one core, so several buckets are called at a time, the
+        largest first: they take longest.
         """
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "stagec-warm") as pool:
-            asked = functools.partial(self._why_dependent, rows)
-            reasons = list(pool.map(asked, reversed(self.buckets)))
-        return next(filter(None, reversed(reasons)), "")
+            return [*pool.map(work, reversed(self.buckets))][::-1]
+
+    def _second_look(self, rows: str) -> str:
+        """Return what calls say why requests are not gathered along a dimension; "" if they can be."""
+        return next(filter(None, self._with_each_bucket(functools.partial(self._why_dependent, rows))), "")
 
     def _why_dependent(self, rows: str, bucket: Mapping[str, int]) -> str:
-        """Call a bucket; return why requests are not gathered in it along a dimension, "" if they can be.
+        """Return why requests are not gathered in a bucket along a dimension, "" if they can be.
 
-        This is a second look, beside the proof or the declaration: how an executable rounds may depend on the place of
+        This is a look beside the proof or the declaration: how an executable rounds may depend on the place of
         a row, and a declaration may be wrong. Other rows around a row, padding, or another place of it must not change
         one bit of its result. A row is the last one of a full call, and the first one, and the last before padding, of
         a call with as few rows as get this bucket. The smallest bucket is asked more often, as it takes the least time,
         and what a function does to rows is the same in all: also with other rows that are equal to the row, huge, NaN,
         and zero, because rare dependence (a capacity, a scale, a check for NaN) does not show between random rows.
         """
-        size = bucket[rows] if rows else 1
+        size = bucket[rows]
         if size == 1:
-            self._call(self._random(bucket, 0), self._begun())
             return ""
         sizes = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0}]
         count = 1 + max((other for other in sizes if other < size), default=0)
@@ -337,6 +353,13 @@ class Model:
                         what = "a row's result depends on its place, on other rows, or on padding"
                         return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
         return ""
+
+
+def _chosen(function: Function, shapes: Shapes) -> Offer:
+    """Return what runs for shapes, of all leaves."""
+    chosen = function.select(shapes).chosen
+    assert chosen is not None
+    return chosen.offer
 
 
 def _unusual(arrays: Arrays) -> Iterator[Arrays]:
