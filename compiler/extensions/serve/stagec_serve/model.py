@@ -106,15 +106,15 @@ class Model:
             self.alone = f"it keeps state: {', '.join(self.states)}"
         else:
             self.alone = self._why_not_declared(rows) if rows else "no dimension is named to gather along"
-        self._with_each_bucket(lambda bucket: self._call(self._random(bucket, 0), self._begun()))
-        # Only now is it known what runs: what an older jaxlib made may fail in its first call, and another one follows.
+        self._with_each_bucket(lambda bucket: self._loaded(self._random(bucket, 0), self._begun()))
+        # Only now is it known what runs: what an older jaxlib made may fail in a child process, and another follows.
         running = {offer.shapes: _chosen(function, offer.shapes) for offer in offers.values()}
         self.kind = "executable" if all(offer.kind == "executable" for offer in running.values()) else "compiled"
         self.target = ", ".join(sorted({offer.target for offer in running.values()} - {""}))
         self.trust = "declared" if self.usage.serve.get("rows") else "proven"
         if not self.alone and self.trust == "proven":
             self.alone = self._why_not_proven(rows, running, [each.offer for each in candidates])
-        self.alone = self.alone or self._second_look(rows)
+        self.alone = self._warm("" if self.alone else rows) or self.alone
         self.rows = "" if self.alone else rows
         self.trust = self.trust if self.rows else ""
         self.largest = max(1, *(bucket[self.rows] for bucket in self.buckets)) if self.rows else 1
@@ -225,8 +225,8 @@ class Model:
         fit = self._fits(tuple((rows, *array.shape[1:]) if self.rows else array.shape for array in arrays))
         return math.inf if fit is None else self._seconds.get(naming.bucket(fit.bucket), math.inf)
 
-    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
-        began = time.perf_counter()
+    def _loaded(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None) -> tuple[Fit, str, Sequence[Any], Flat]:
+        """Return how arrays go into a bucket, its name, the leaves of the call, and the executable."""
         fit = self.fit(arrays)
         leaves = self._leaves.copy()
         for tensor, array in zip(self.interface.inputs, arrays, strict=True):
@@ -240,6 +240,11 @@ class Model:
         if flat is None:
             args, kwargs = cast("tuple[Any, Any]", self.usage.in_tree.unflatten(leaves))
             flat = self._flat[name] = self._function.flat(*args, **kwargs)
+        return fit, name, leaves, flat
+
+    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
+        began = time.perf_counter()
+        fit, name, leaves, flat = self._loaded(arrays, kept)
         outputs = flat(*leaves)
         if kept is not None:
             kept.update({state: [outputs[leaf] for leaf in s.given] for state, s in self.states.items() if s.given})
@@ -308,30 +313,30 @@ class Model:
         return ""
 
     def _with_each_bucket(self, work: Callable[[Mapping[str, int]], Result]) -> list[Result]:
-        """Return the results of work with each bucket.
-
-        XLA prepares much of an executable in its first call, on one core, so several buckets are called at a time, the
-        largest first: they take longest.
-        """
+        """Return the results of work with each bucket: several at a time, the largest first, as they take longest."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "stagec-warm") as pool:
             return [*pool.map(work, reversed(self.buckets))][::-1]
 
-    def _second_look(self, rows: str) -> str:
-        """Return what calls say why requests are not gathered along a dimension; "" if they can be."""
+    def _warm(self, rows: str) -> str:
+        """Call every bucket; return why requests are not gathered along a dimension, "" if they can be.
+
+        rows: the dimension; "": nobody asks. XLA prepares much of an executable in its first call, on one core.
+        """
         return next(filter(None, self._with_each_bucket(functools.partial(self._why_dependent, rows))), "")
 
     def _why_dependent(self, rows: str, bucket: Mapping[str, int]) -> str:
-        """Return why requests are not gathered in a bucket along a dimension, "" if they can be.
+        """Call a bucket; return why requests are not gathered in it along a dimension, "" if they can be.
 
-        This is a look beside the proof or the declaration: how an executable rounds may depend on the place of
+        This is a second look, beside the proof or the declaration: how an executable rounds may depend on the place of
         a row, and a declaration may be wrong. Other rows around a row, padding, or another place of it must not change
         one bit of its result. A row is the last one of a full call, and the first one, and the last before padding, of
         a call with as few rows as get this bucket. The smallest bucket is asked more often, as it takes the least time,
         and what a function does to rows is the same in all: also with other rows that are equal to the row, huge, NaN,
         and zero, because rare dependence (a capacity, a scale, a check for NaN) does not show between random rows.
         """
-        size = bucket[rows]
+        size = bucket[rows] if rows else 1
         if size == 1:
+            self._call(self._random(bucket, 0), self._begun())
             return ""
         sizes = [b[rows] for b in self.buckets if {**b, rows: 0} == {**bucket, rows: 0}]
         count = 1 + max((other for other in sizes if other < size), default=0)

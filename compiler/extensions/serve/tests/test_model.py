@@ -156,11 +156,11 @@ def test_whatever_depends_on_other_rows_is_seen(models: dict[str, Model], bucket
         "a row of zeros": lambda x: np.where((x == 0).all(1)[:-1].any(), x + 1, x),
     }
     right = Alone(models["predict"], buckets, lambda x: x / 2)
-    assert right._second_look("batch") == ""
+    assert right._warm("batch") == ""
     more = [size for size in buckets if size > 1]
-    assert sorted(right.calls) == sorted([*more, *more, *more[:1] * 4])
+    assert sorted(right.calls) == sorted([*buckets, *more, *more[:1] * 4])
     for what, function in why.items():
-        assert Alone(models["predict"], buckets, function)._second_look("batch"), what
+        assert Alone(models["predict"], buckets, function)._warm("batch"), what
 
 
 @pytest.mark.parametrize("buckets", [[2], [3], [1, 8, 32], [8, 9]])
@@ -170,7 +170,7 @@ def test_whatever_depends_on_padding_is_seen(models: dict[str, Model], buckets: 
         "whether it is next": lambda x: np.where(np.roll(x == 0, -1, 0) & (x != 0), x + 1, x),
     }
     for what, function in why.items():
-        assert Alone(models["predict"], buckets, function)._second_look("batch"), what
+        assert Alone(models["predict"], buckets, function)._warm("batch"), what
 
 
 def test_what_is_not_served_any_more_is_freed(served: Path, models: dict[str, Model], tmp_path: Path) -> None:
