@@ -253,10 +253,10 @@ def _bitcast(_: Any, shapes: Any, result: Any) -> _Placed:
 
 def _constant(attributes: Any, _: Any, result: Any) -> _Placed:
     try:
-        is_splat = getattr(attributes["value"], "is_splat", False)
+        value = attributes["value"]
     except TypeError:  # jaxlib has no class for an array of complex numbers
-        is_splat = False
-    return [], () if is_splat else range(len(result))
+        value = None
+    return [], () if getattr(value, "is_splat", False) else range(len(result))
 
 
 def _reduce(attributes: Any, shapes: Any, _: Any) -> _Placed:
