@@ -367,7 +367,7 @@ def test_an_extension_is_in_the_keys_of_what_uses_it_alone(built: Workspace) -> 
 
     expected = {"StagecImage models.image": "registry", "StagecReport models.report": "insight"}
     assert users() == {**expected, **{f"StagecTimeline {name}": "insight" for name in EXECUTABLES}}
-    assert edited("arrays", "insight", "registry", "rehearse", "serve") == []
+    assert edited("arrays", "grpc", "insight", "registry", "rehearse", "serve") == []
     entry = 'entry = "models.layers:decay"'
     with built.broken("models/models.toml", entry, f'{entry}\nfrontend = "arrays"'):
         built.build()

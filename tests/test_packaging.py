@@ -51,7 +51,7 @@ def _sources(source: Path) -> Path:
         *COMPILER.glob("extensions/*/stagec_*/**/*.py"),
         *COMPILER.glob("extensions/*/*.*"),
         *COMPILER.glob("extensions/insight/stagec_insight/page/*"),
-        *COMPILER.glob("extensions/serve/stagec_serve/*.binpb"),
+        *COMPILER.glob("extensions/grpc/stagec_grpc/*.binpb"),
         *COMPILER.glob("extensions/rehearse/stagec_rehearse/*.c"),
         *(
             COMPILER / n
@@ -119,7 +119,7 @@ def test_the_wheel_is_the_same_bytes_everywhere(wheel: Path, tmp_path: Path, opt
 def test_the_commands_that_install(tmp_path: Path) -> None:
     """Those of two pages, in a checkout: first a server's, whose environment has the fewest packages."""
     _sources(tmp_path / "compiler")
-    for page, count in (("serving.md", 2), ("install.md", 7)):
+    for page, count in (("serving.md", 3), ("install.md", 7)):
         text = (ROOT / "docs" / page).read_text("utf-8")
         blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
         lines = [line for block in blocks if "pip" in block or page == "install.md" for line in block.splitlines()]
@@ -134,7 +134,7 @@ def test_the_commands_that_install(tmp_path: Path) -> None:
             done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             assert not line.endswith(" --version") or done.stdout == f"stagec {VERSION}\n"
-        imports = "import stagec_serve.rpc, stagec_serve.server"
+        imports = "import stagec_grpc.rpc, stagec_serve.server"
         _run(tmp_path / ".venv" / "bin" / "python", "-c", imports, PYTHONPATH="")
     assert (tmp_path / f"stagec-{VERSION}-py3-none-any.whl").is_file()
 

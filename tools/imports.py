@@ -86,9 +86,9 @@ PACKAGES: Mapping[str, Package] = {
         "core",
     ),
     "checking": _package(
-        "golden outputs, random inputs and latencies of loaded functions",
+        "golden outputs, random inputs and latencies of loaded functions, and proofs that their rows are independent",
         "bundle core loader pjrt stages",
-        "numpy",
+        "jaxlib numpy",
     ),
     "loader": _package(
         "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",
@@ -161,9 +161,14 @@ PACKAGES: Mapping[str, Package] = {
         "cli core loader stagec_serve",
     ),
     "stagec_serve": _package(
-        "a server of bundles: the Open Inference Protocol v2 over HTTP and gRPC, and batches that fill buckets",
+        "a server of bundles: the Open Inference Protocol v2 over HTTP, and batches that fill buckets",
         "checking core loader pjrt trust",
-        "google grpc grpc_health grpc_reflection jaxlib numpy orjson prometheus_client uvicorn",
+        "numpy orjson prometheus_client uvicorn",
+    ),
+    "stagec_grpc": _package(
+        "that protocol over gRPC, for the server",
+        "core stagec_serve",
+        "google grpc grpc_health grpc_reflection numpy",
     ),
     "stagec_registry.commands": _package(
         "`stagec image`, `push`, `pull`",

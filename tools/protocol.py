@@ -1,8 +1,8 @@
-"""The descriptor of the server's messages, from compiler/extensions/serve/stagec_serve/inference.proto.
+"""The descriptor of the server's messages, from compiler/extensions/grpc/stagec_grpc/inference.proto.
 
 usage: .venv/bin/python tools/protocol.py
 
-Writes inference.binpb beside it. compiler/extensions/serve/tests/test_messages.py compares the two.
+Writes inference.binpb beside it. compiler/extensions/grpc/tests/test_messages.py compares the two.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-SOURCE = (
-    Path(__file__).resolve().parent.parent / "compiler" / "extensions" / "serve" / "stagec_serve" / "inference.proto"
-)
+SOURCE = Path(__file__).resolve().parent.parent / "compiler" / "extensions" / "grpc" / "stagec_grpc" / "inference.proto"
 FILE = SOURCE.with_suffix(".binpb")
 
 

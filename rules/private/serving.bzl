@@ -14,14 +14,14 @@ def _aot_server_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     serving = ctx.attr._serving[PythonEnvironmentInfo]
-    extension = extension_of(ctx.attr._extension)
-    script = write_stagec_launcher(ctx, stagec, _BODY % shell_quote(info.bundle.short_path), [serving], extensions = [extension])
+    extensions = [extension_of(target) for target in (ctx.attr._serve, ctx.attr._grpc)]
+    script = write_stagec_launcher(ctx, stagec, _BODY % shell_quote(info.bundle.short_path), [serving], extensions = extensions)
     return [DefaultInfo(
         executable = script,
         files = depset([script]),
         runfiles = ctx.runfiles(
             files = [info.bundle] + info.weights + environment_files([serving]),
-            transitive_files = depset(transitive = [stagec.inputs, extension.sources]),
+            transitive_files = depset(transitive = [stagec.inputs] + [extension.sources for extension in extensions]),
         ),
     )]
 
@@ -32,7 +32,8 @@ aot_server = rule(
     executable = True,
     attrs = {
         "bundle": attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo]),
-        "_extension": extension_attr("serve"),
+        "_grpc": extension_attr("grpc"),
+        "_serve": extension_attr("serve"),
         # Fetched when such a target is analysed: the macro tags it "manual".
         "_serving": attr.label(default = Label("@stagec_serving//:environment")),
     },

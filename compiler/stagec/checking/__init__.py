@@ -1,1 +1,1 @@
-"""Calls that check and measure a loaded bundle: golden outputs, random inputs, latencies."""
+"""Calls that check and measure a loaded bundle: golden outputs, random inputs, latencies, independent rows."""

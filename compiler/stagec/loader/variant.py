@@ -294,7 +294,7 @@ class Variant:
         """Return a signature with its executable, after XLA loaded or compiled it. Raises LoadError, CallError."""
         loaded = self._loaded
         self._archive()
-        platform = selection.usable_platform(offer, loaded.host, loaded.asked)
+        platform = self.platform_of(offer)
         assert platform is not None
         description = self._describe(offer) if offer.kind == "executable" else None
         count = description.nr_devices if description else offer.nr_devices or 1
@@ -424,6 +424,10 @@ class Variant:
         Raises LoadError ("format", "digest"), CallError ("closed").
         """
         return bytes(self._archive()[self._entry(offer)["stablehlo"]]), self._describe(offer).kept_var_idx
+
+    def platform_of(self, offer: Offer) -> str | None:
+        """Return the platform of this process that runs an offer; None if none does."""
+        return selection.usable_platform(offer, self._loaded.host, self._loaded.asked)
 
     def release(self) -> None:
         """Let go of the executables; XLA frees their memory when no call uses them any more."""

@@ -8,14 +8,15 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagec.checking import trials
+from stagec.checking.rows import why_dependent
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
@@ -24,14 +25,14 @@ from stagec.loader.bundle import Bundle
 from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
-from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy
+from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy, Shapes
 from stagec.pjrt.arrays import random_arrays, zeros
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
 from stagec_serve.refusal import RequestError
-from stagec_serve.rows import why_dependent
 from stagec_serve.tensors import interface_of
 
+Result = TypeVar("Result")
 Arrays = Sequence[NDArray[Any]]
 """One for each input, or for each output, in the order of the interface."""
 PLATFORM = "stagec_aot"
@@ -52,7 +53,7 @@ class Model:
     digest: of the bundle with the weights that this model has; "": it is not known.
     usage: how the function is called. interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` has the reason.
-    trust: why they may be: "proven" on the StableHLO (`stagec_serve/rows.py`), or "declared" in the manifest; else "".
+    trust: why they may be: "proven" on the StableHLO (`checking/rows.py`), or "declared" in the manifest; else "".
     states: the arrays that it keeps between the calls of a sequence, by name.
     target, kind: the running code: an "executable" for a target, or code "compiled" here.
     largest: the number of rows of the largest bucket; 1 if requests are not gathered.
@@ -69,15 +70,9 @@ class Model:
         self.name, self.version, self.digest = function.name, version, ""
         self._function, self.usage = function, function.usage
         self.interface = interface_of(self.usage)
-        selected = function.select()
-        chosen, candidates = selected.chosen, selected.candidates
-        self.target = chosen.offer.target if chosen else ""
-        self.kind = "executable" if chosen and chosen.offer.kind == "executable" else "compiled"
-        offers = {
-            naming.bucket(candidate.offer.bucket): candidate.offer
-            for candidate in candidates
-            if candidate.offer.kind == "executable" and (candidate.code == CHOSEN or policy not in NO_COMPILE)
-        }
+        candidates = [each for each in function.select().candidates if each.offer.kind == "executable"]
+        usable = [each.offer for each in candidates if each.code == CHOSEN or policy not in NO_COMPILE]
+        offers = {naming.bucket(offer.bucket): offer for offer in usable}
         self.buckets: list[Mapping[str, int]] = sorted(
             (offer.bucket for offer in offers.values()),
             key=lambda bucket: (math.prod(bucket.values()), naming.bucket(bucket)),
@@ -111,9 +106,14 @@ class Model:
             self.alone = f"it keeps state: {', '.join(self.states)}"
         else:
             self.alone = self._why_not_declared(rows) if rows else "no dimension is named to gather along"
+        self._with_each_bucket(lambda bucket: self._loaded(self._random(bucket, 0), self._begun()))
+        # Only now is it known what runs: what an older jaxlib made may fail in a child process, and another follows.
+        running = {offer.shapes: _chosen(function, offer.shapes) for offer in offers.values()}
+        self.kind = "executable" if all(offer.kind == "executable" for offer in running.values()) else "compiled"
+        self.target = ", ".join(sorted({offer.target for offer in running.values()} - {""}))
         self.trust = "declared" if self.usage.serve.get("rows") else "proven"
         if not self.alone and self.trust == "proven":
-            self.alone = self._why_not_proven(rows, offers.values())
+            self.alone = self._why_not_proven(rows, running, [each.offer for each in candidates])
         self.alone = self._warm("" if self.alone else rows) or self.alone
         self.rows = "" if self.alone else rows
         self.trust = self.trust if self.rows else ""
@@ -130,7 +130,7 @@ class Model:
         model._function = trials.find(bundle, self._function.name)
         weights = iter(model._function.weights.values())
         model._leaves = [next(weights) if isinstance(leaf, Weight) else leaf for leaf in self._leaves]
-        model._flat = {}
+        model._flat, model._seconds = {}, {}  # the next call maps weights, and takes longer than the last one
         for bucket in self.buckets if warm else ():
             model._call(self._random(bucket, 0), model._begun())
         return model
@@ -225,8 +225,8 @@ class Model:
         fit = self._fits(tuple((rows, *array.shape[1:]) if self.rows else array.shape for array in arrays))
         return math.inf if fit is None else self._seconds.get(naming.bucket(fit.bucket), math.inf)
 
-    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
-        began = time.perf_counter()
+    def _loaded(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None) -> tuple[Fit, str, Sequence[Any], Flat]:
+        """Return how arrays go into a bucket, its name, the leaves of the call, and the executable."""
         fit = self.fit(arrays)
         leaves = self._leaves.copy()
         for tensor, array in zip(self.interface.inputs, arrays, strict=True):
@@ -240,6 +240,11 @@ class Model:
         if flat is None:
             args, kwargs = cast("tuple[Any, Any]", self.usage.in_tree.unflatten(leaves))
             flat = self._flat[name] = self._function.flat(*args, **kwargs)
+        return fit, name, leaves, flat
+
+    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
+        began = time.perf_counter()
+        fit, name, leaves, flat = self._loaded(arrays, kept)
         outputs = flat(*leaves)
         if kept is not None:
             kept.update({state: [outputs[leaf] for leaf in s.given] for state, s in self.states.items() if s.given})
@@ -270,11 +275,26 @@ class Model:
             return f"{mask} is the number of rows, which other requests change"
         return ""
 
-    def _why_not_proven(self, rows: str, offers: Iterable[Offer]) -> str:
-        """Return why it is not proven that rows are independent; "" if it is."""
+    def _why_not_proven(self, rows: str, running: Mapping[Shapes, Offer], executables: Sequence[Offer]) -> str:
+        """Return why it is not proven that rows are independent; "" if it is.
+
+        running: what runs for the shapes of each bucket. executables: all of the bundle.
+        """
+        modules: list[Offer] = []
         variant, _ = self._function.chosen({})
+        for shapes, offer in running.items():
+            if offer.kind == "executable":
+                modules.append(offer)
+                continue
+            # The bundle has no module of what is compiled here: those of all executables for the platform stand for it.
+            platform = variant.platform_of(offer)
+            others = [each for each in executables if each.shapes == shapes and platform in each.platforms]
+            if not others:
+                what = f"it is compiled here, and the bundle has no StableHLO of it for {platform}"
+                return f"no proof that its rows are independent: {what}"
+            modules += others
         of_inputs = [aval.shape.index(rows) if rows in aval.shape else None for aval in self.usage.in_avals]
-        for offer in offers:
+        for offer in modules:
             if offer.bucket[rows] == 1:  # a row is alone, and not padded
                 continue
             module, parameters = variant.module(offer)
@@ -292,16 +312,17 @@ class Model:
                 return f'{what}; if they are, the manifest may say serve.rows = "independent"'
         return ""
 
+    def _with_each_bucket(self, work: Callable[[Mapping[str, int]], Result]) -> list[Result]:
+        """Return the results of work with each bucket: several at a time, the largest first, as they take longest."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "stagec-warm") as pool:
+            return [*pool.map(work, reversed(self.buckets))][::-1]
+
     def _warm(self, rows: str) -> str:
         """Call every bucket; return why requests are not gathered along a dimension, "" if they can be.
 
-        rows: the dimension; "": nobody asks. XLA prepares much of an executable in its first call, on one core, so
-        several buckets are called at a time, the largest first: they take longest.
+        rows: the dimension; "": nobody asks. XLA prepares much of an executable in its first call, on one core.
         """
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "stagec-warm") as pool:
-            asked = functools.partial(self._why_dependent, rows)
-            reasons = list(pool.map(asked, reversed(self.buckets)))
-        return next(filter(None, reversed(reasons)), "")
+        return next(filter(None, self._with_each_bucket(functools.partial(self._why_dependent, rows))), "")
 
     def _why_dependent(self, rows: str, bucket: Mapping[str, int]) -> str:
         """Call a bucket; return why requests are not gathered in it along a dimension, "" if they can be.
@@ -337,6 +358,13 @@ class Model:
                         what = "a row's result depends on its place, on other rows, or on padding"
                         return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
         return ""
+
+
+def _chosen(function: Function, shapes: Shapes) -> Offer:
+    """Return what runs for shapes, of all leaves."""
+    chosen = function.select(shapes).chosen
+    assert chosen is not None
+    return chosen.offer
 
 
 def _unusual(arrays: Arrays) -> Iterator[Arrays]:

@@ -42,8 +42,8 @@ class _Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
 
 
-class _Disconnected(Exception):
-    """The client is gone."""
+class _Disconnected(BaseException):
+    """The client is gone, which is an error of nobody."""
 
 
 class Probes:

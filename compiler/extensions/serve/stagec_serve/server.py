@@ -15,14 +15,15 @@ import threading
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from stagec.core.builds.extensions import imported
 from stagec.core.messages.errors import StagecError, mistake
 from stagec.core.messages.refusal import Refusal
 from stagec.loader.bundle import Bundle
@@ -37,13 +38,12 @@ from stagec_serve.service import Service
 from stagec_serve.trust import LOOK, Certificates, Tokens, identity
 from stagec_serve.workers import Link
 
-if TYPE_CHECKING:
-    from stagec_serve.rpc import RpcServer
-
 Tell = Callable[[str], None]
 """Takes how far loading is, for people."""
 Load = Callable[[Tell], tuple[Repository, Mapping[str, Model]]]
 """Loads a bundle: a repository without batchers, and its models by name."""
+Stop = Callable[[], Coroutine[Any, Any, None]]
+"""Ends what answers another protocol, when it has answered what came."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _ATTACHING = 0.05
 """Seconds in which asyncio makes connections of what it has accepted."""
@@ -177,7 +177,8 @@ async def serve(
     grpc: `HOST:PORT` for gRPC; "": it is not offered. probes: answers probes and gives metrics too, in a thread of its
     own, which waits for nothing else. control: takes requests too, and it alone those that load and unload models.
     group: the end of a link to the process that started this one (`Workers`) and that says when to load something;
-    the server ends when it does. None: this is the only process. Raises StagecError if it cannot listen.
+    the server ends when it does. None: this is the only process. Raises StagecError if it cannot listen, or gRPC's
+    extension is not installed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # each connection takes a descriptor, and the usual soft limit is 1,024
@@ -201,16 +202,14 @@ async def serve(
         sequences = Sequences(options.sequences, options.idle, metrics, options.own_ids)
         control_port = control.getsockname()[1] if control else None
         service = Service(metrics, options, repository, sequences, tokens, control_port)
-        application, rpc, address = Application(service), None, ""
+        application, stops, address = Application(service), list[Stop](), ""
         config = _config(application, options)
         config.load()
         config.ssl = tls.context if tls else None
         if grpc:
-            from stagec_serve.rpc import RpcServer  # it takes a while, and not everybody wants it
-
-            rpc = RpcServer(service, group is not None)
-            address = await rpc.start(grpc, tls)
-        server = _Server(config, service, rpc)
+            rpc = imported("stagec_grpc.rpc", "stagec serve --grpc-port").RpcServer(service, group is not None)
+            address, stops = await rpc.start(grpc, tls), [rpc.stop]
+        server = _Server(config, service, stops)
         application.crowded = lambda: len(server.server_state.connections) > options.connections
         if probes:
             run = functools.partial(asyncio.run, probe(service, probes, options))
@@ -317,9 +316,9 @@ async def _follow(group: socket.socket, service: Service, present: Callable[[], 
 class _Server(uvicorn.Server):
     """Uvicorn's server with another end: after SIGTERM it takes requests for a while, and says that it ends."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, rpc: RpcServer | None) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, stops: Sequence[Stop]) -> None:
         super().__init__(config)
-        self._service, self._rpc = service, rpc
+        self._service, self._stops = service, stops
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # To close a socket resets the connections that nobody has accepted yet, asyncio's server those that it has not
@@ -339,8 +338,7 @@ class _Server(uvicorn.Server):
         attached = (loop.connect_accepted_socket(make, each, ssl=self.config.ssl) for each in waiting)
         attaching = asyncio.gather(*attached, return_exceptions=True)
         await asyncio.sleep(_LAST)
-        stops = [self._rpc.stop()] if self._rpc else []
-        await asyncio.gather(super().shutdown(sockets), *stops)
+        await asyncio.gather(super().shutdown(sockets), *(stop() for stop in self._stops))
         attaching.cancel()  # a client that ends no handshake
 
     @contextlib.contextmanager

@@ -271,6 +271,9 @@ class Service:
         except RequestError as error:
             status = STATUS[error.code]
             raise
+        except Exception:
+            status = STATUS["failed"]
+            raise
         finally:
             self.metrics.requests.labels(name, status).inc()
             self.metrics.took(name, "success" if status == 200 else "fail", time.monotonic() - began)

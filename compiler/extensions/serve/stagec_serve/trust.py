@@ -10,7 +10,6 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from stagec.core.messages.errors import StagecError, mistake
 from stagec_serve.refusal import RequestError
@@ -36,6 +35,7 @@ class Certificates:
     Both protocols use the bytes that were checked: the files may be others a moment later.
 
     context: of HTTP. New connections have the certificate that it has by then.
+    pair: the certificate and its key. roots: who must have signed those of clients; None: they need none.
     """
 
     def __init__(self, certificate: str, key: str, clients: str = "") -> None:
@@ -44,15 +44,15 @@ class Certificates:
         self._known = [identity(file) for file in self._files]
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            self._pair = self._read()
-            _load(self.context, self._pair)
+            self.pair = self._read()
+            _load(self.context, self.pair)
         except OSError as error:  # and of ssl
             raise mistake(f"{' and '.join(self._files)}: not a certificate and its key in PEM: {error}") from None
-        self._roots = None
+        self.roots: bytes | None = None
         if clients:
             try:
-                self._roots = Path(clients).read_bytes()
-                self.context.load_verify_locations(cadata=self._roots.decode("ascii"))
+                self.roots = Path(clients).read_bytes()
+                self.context.load_verify_locations(cadata=self.roots.decode("ascii"))
             except (OSError, ValueError) as error:
                 raise mistake(f"{clients}: not certificates in PEM: {error}") from None
             self.context.verify_mode = ssl.CERT_REQUIRED
@@ -62,25 +62,6 @@ class Certificates:
         _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), (certificate, key))
         return certificate, key
 
-    def of_grpc(self) -> Any:
-        """Return the credentials of a server of gRPC."""
-        import grpc
-
-        known = self._pair
-
-        def configuration() -> Any:
-            certificate, key = self._pair
-            return grpc.ssl_server_certificate_configuration([(key, certificate)], self._roots)
-
-        def changed() -> Any:
-            nonlocal known
-            if known is self._pair:
-                return None
-            known = self._pair
-            return configuration()
-
-        return grpc.dynamic_ssl_server_credentials(configuration(), changed, self._roots is not None)
-
     async def keep(self) -> None:
         """Use new files for new connections when they are there, until this is cancelled."""
         while True:
@@ -89,8 +70,8 @@ class Certificates:
             if now == self._known:
                 continue
             try:
-                self._pair = self._read()
-                _load(self.context, self._pair)
+                self.pair = self._read()
+                _load(self.context, self.pair)
                 _LOG.info("the certificate is that of a new file")
             except OSError as error:
                 _LOG.error("the certificate stays as it is: %s", error)

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 
 X = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
 INPUT = {"name": "x", "shape": [3, 16], "datatype": "FP32"}
@@ -40,7 +41,7 @@ _HEADER = json.dumps(
     }
 ).encode()
 _FORKS = multiprocessing.get_context("forkserver")
-_IMPORTED = ["stagec_serve.commands.serve", "stagec.loader.load", "stagec_serve.rpc", "stagec_serve.server"]
+_IMPORTED = ["stagec_serve.commands.serve", "stagec.loader.load", "stagec_grpc.rpc", "stagec_serve.server"]
 
 
 @functools.cache
@@ -174,6 +175,34 @@ class Server:
         return self.errors
 
 
+def inputs(x: Any = X, name: str = "x") -> list[Any]:
+    tensor = triton.InferInput(name, list(x.shape), "FP32")
+    tensor.set_data_from_numpy(x)
+    return [tensor]
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate of 127.0.0.1 that nobody else has signed, and its key."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stagec")])
+    day = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    places = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, day, day.replace(year=2120))
+    signed = builder.add_extension(places, critical=False).sign(key, hashes.SHA256())
+    encoding = serialization.Encoding.PEM
+    private = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    for file, data in (("cert.pem", signed.public_bytes(encoding)), ("key.pem", private)):
+        (folder / file).write_bytes(data)
+    return folder / "cert.pem", folder / "key.pem"
+
+
 @contextlib.contextmanager
 def serving(bundle: Path, *options: str, program: str = "") -> Iterator[Server]:
     server = Server(bundle, *options, program=program)
@@ -184,11 +213,11 @@ def serving(bundle: Path, *options: str, program: str = "") -> Iterator[Server]:
     assert server.status == 0
 
 
-def refused(bundle: Path, *options: str) -> str:
+def refused(bundle: Path, *options: str, program: str = "") -> str:
     """Return what a server says that does not start."""
     server = None
     with pytest.raises(AssertionError) as error:
-        server = Server(bundle, *options)
+        server = Server(bundle, *options, program=program)
     assert server is None
     assert "Traceback" not in str(error.value)
     return str(error.value)

@@ -3,7 +3,7 @@
 STAGEC_KSERVE names a program that runs compiler/extensions/serve/tests/kserve_client.py, as Bazel's target has it.
 perf_analyzer is a package of PyPI for systems with glibc 2.38 or newer.
 
-Modules: `stagec_serve/rest.py`, `stagec_serve/rpc.py`, `stagec_serve/sequences.py`.
+Modules: `stagec_serve/rest.py`, `stagec_grpc/rpc.py`, `stagec_serve/sequences.py`.
 """
 
 import json

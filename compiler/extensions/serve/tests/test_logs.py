@@ -16,8 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from compiler.extensions.serve.tests.processes import INFER, INPUT, REQUEST, serving, until
-from compiler.extensions.serve.tests.test_rpc import inputs
+from compiler.extensions.serve.tests.processes import INFER, INPUT, REQUEST, inputs, serving, until
 from stagec_serve import logs
 
 

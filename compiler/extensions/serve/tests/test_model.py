@@ -1,6 +1,7 @@
 """Functions as a server runs them: which requests run together, and that nobody sees it in the result."""
 
 import gc
+import json
 import shutil
 import weakref
 from collections.abc import Callable
@@ -12,11 +13,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 import stagec
+from stagec.loader import crossings
+from stagec.loader.once import Once
 from stagec_serve import server
 from stagec_serve.model import Model
 from stagec_serve.refusal import RequestError
-from tests.building import checked
+from tests.building import ROOT, checked
 from tests.bundles import without_executables
+
+OLDER = ROOT / "tests" / "corpus" / "2026-11-bundles" / "plain.aot"
+"""Executables of jaxlib 0.10.1, whose results this jaxlib gives too."""
 
 
 def rows(count: int, seed: int = 0) -> np.ndarray:
@@ -194,3 +200,33 @@ def test_a_copy_names_itself(models: dict[str, Model], bundle: stagec.Bundle) ->
     copied = models["predict"].of(bundle, "predict.b")
     with pytest.raises(RequestError, match=r"^predict\.b: no bucket has these sizes"):
         copied.fit([np.ones((3, 17), np.float32)])
+
+
+def test_what_runs_is_known_after_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an older jaxlib made may fail then, and the function is compiled."""
+    fails = json.loads  # of machine code
+    for call, kind, target in ((crossings.call, "executable", "cpu-avx2"), (fails, "compiled", "")):
+        monkeypatch.setattr(crossings, "_TRIED", Once())
+        monkeypatch.setattr(crossings, "call", call)
+        with stagec.load(OLDER, policy="measured") as bundle:
+            model = Model(bundle["shift"], "1", policy="measured")
+            assert (model.kind, model.target, len(model.buckets)) == (kind, target, 2)
+
+
+def test_a_proof_is_of_what_runs(models: dict[str, Model], bundle: stagec.Bundle) -> None:
+    """Of what is compiled here, the executables of other machines have the module: if they have the platform."""
+    *executables, exported = (each.offer for each in bundle["predict"].select().candidates)
+    running = {each.shapes: exported for each in executables}
+    for platform, why in (("cpu", ""), ("rocm", "it is compiled here, and the bundle has no StableHLO of it for cpu")):
+        others = [each._replace(platforms=(platform,)) for each in executables]
+        said = models["predict"]._why_not_proven("batch", running, others)
+        assert said.removeprefix("no proof that its rows are independent: ") == why
+
+
+def test_other_weights_are_slow_at_first(models: dict[str, Model], bundle: stagec.Bundle) -> None:
+    """The event loop makes quick calls itself: not the one that maps weights."""
+    x = [rows(3)]
+    model = models["predict"].of(bundle, "other", warm=False)
+    assert model.seconds(x, 3) == np.inf
+    model.run([x])
+    assert model.seconds(x, 3) < np.inf

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 import stagec
 from compiler.extensions.serve.tests.processes import INFER, REQUEST, Clients, refused, serving
 from compiler.extensions.serve.tests.test_serving_page import BLOCKS
-from stagec_serve import messages
+from stagec_grpc import messages
 from stagec_serve.batching import Batcher
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Model

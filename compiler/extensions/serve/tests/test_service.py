@@ -1,5 +1,6 @@
 """Models that change while a server runs: another bundle in the file's place, and clients that load and unload."""
 
+import argparse
 import json
 import os
 import re
@@ -13,7 +14,9 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+from asyncio import Semaphore
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,18 @@ from compiler.extensions.serve.tests.processes import (
     REQUEST,
     Server,
     X,
+    inputs,
     refused,
     serving,
     threads,
     until,
 )
-from compiler.extensions.serve.tests.test_rpc import inputs
+from stagec_serve.batching import Batcher
+from stagec_serve.metrics import Metrics
+from stagec_serve.model import Model
+from stagec_serve.repository import Repository
+from stagec_serve.sequences import Sequences
+from stagec_serve.service import Service
 from tests.bundles import edited_index, only
 
 
@@ -249,3 +258,15 @@ def test_after_kill_9_it_starts_again(served: Path) -> None:
     with serving(served, "--port", str(port), "--grpc-port", address.rpartition(":")[2]) as server:
         assert (server.port, server.grpc) == (port, address)
         assert server.ask("POST", INFER, REQUEST)[0] == 200
+
+
+def test_an_error_of_ours_counts_as_one(models: dict[str, Model]) -> None:
+    """And not as a client that left."""
+    metrics, options = Metrics(), argparse.Namespace(body=1, memory=1)
+    service = Service(metrics, options, Repository, Sequences(1, 1, metrics))
+    service.loading = ""
+    with ThreadPoolExecutor(1) as threads:
+        service.repository.batchers = {"predict": Batcher(models["predict"], None, 1, Semaphore(), threads, metrics)}
+    with pytest.raises(ZeroDivisionError), service.counted("predict", None):
+        1 / 0  # noqa: B018
+    assert 'stagec_requests_total{model="predict",status="500"} 1.0' in metrics.as_text().decode()

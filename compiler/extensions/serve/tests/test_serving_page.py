@@ -27,10 +27,12 @@ def test_every_block(tmp_path: Path) -> None:
     blocks = [(kind, block) for kind, block in BLOCKS if kind != "yaml"]  # test_kubernetes.py has these
     kinds = [kind for kind, _ in blocks]
     first, with_state = ["sh", "python", "toml", "sh", "text", "sh", "json"], ["toml", "python", "python", "text"]
-    assert kinds == [*first, *("python", "text") * 2, *with_state, "sh"]
+    assert kinds == [*first, "python", "text", "sh", "python", "text", *with_state, "sh"]
     install, model, manifest, start, started, curl, answered, *clients, _ = (block for _, block in blocks)
+    install_grpc = clients.pop(2)
     manifest, model = (f"{one}\n\n{clients.pop(4)}" for one in (manifest, model))  # those of the function with state
-    assert " ./compiler ./compiler/extensions/serve " in install  # tests/test_packaging.py runs it
+    assert " ./compiler ./compiler/extensions/serve " in install  # tests/test_packaging.py runs both
+    assert install_grpc.endswith(" ./compiler/extensions/grpc\n")
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text(model)
     (tmp_path / "models" / "models.toml").write_text(manifest)

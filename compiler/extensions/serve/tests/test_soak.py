@@ -25,7 +25,7 @@ import tritonclient.grpc as triton
 from safetensors.numpy import save_file
 
 from compiler.extensions.serve.tests.processes import CLIENTS, INFER, Clients, Server, serving, threads, until
-from stagec_serve import messages
+from stagec_grpc import messages
 from tests.bundles import edited_index
 
 SECONDS = float(os.environ.get("STAGEC_SOAK_SECONDS", "4"))

@@ -14,9 +14,17 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http
 
-from compiler.extensions.serve.tests.processes import INFER, REQUEST, Server, refused, serving, until
-from compiler.extensions.serve.tests.test_rpc import certificate, inputs
-from stagec_serve import messages
+from compiler.extensions.serve.tests.processes import (
+    INFER,
+    REQUEST,
+    Server,
+    certificate,
+    inputs,
+    refused,
+    serving,
+    until,
+)
+from stagec_grpc import messages
 
 TOKENS = "f00dfeedf00dfeedf00d", "cafecafecafecafecafe"
 

@@ -21,16 +21,7 @@ import pytest
 import tritonclient.grpc as triton
 from safetensors.numpy import load_file, save_file
 
-from compiler.extensions.serve.tests.processes import (
-    INFER,
-    REQUEST,
-    Clients,
-    Server,
-    refused,
-    serving,
-    until,
-)
-from compiler.extensions.serve.tests.test_rpc import inputs
+from compiler.extensions.serve.tests.processes import INFER, REQUEST, Clients, Server, inputs, refused, serving, until
 from stagec_serve import server as module
 from stagec_serve.metrics import Metrics, summed
 from tests.building import build

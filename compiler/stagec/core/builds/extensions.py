@@ -61,6 +61,7 @@ EXTENSIONS = (
             "serve": "Serve a bundle over HTTP and gRPC with the Open Inference Protocol v2, until SIGTERM.",
         },
     ),
+    Extension("grpc", "gRPC for the server of bundles, which is the extension serve"),
     Extension(
         "registry",
         "bundles in OCI registries",

@@ -19,7 +19,7 @@ OPTIONS = {
     "bundle": "the bundle (.aot)",
     "[--host HOST]": value("where to listen (default: this machine alone, 127.0.0.1)", "127.0.0.1"),
     "[--port PORT]": value("0: any that is free (default: 8000)", 8000, at_least(0)),
-    "[--grpc-port PORT]": value("for gRPC too; 0: any that is free (default: no gRPC)", None, at_least(0)),
+    "[--grpc-port PORT]": value("for gRPC too, with the extension grpc; 0: any that is free", None, at_least(0)),
     "[--probe-port PORT]": value("for probes and metrics too, in a thread of its own, without TLS", None, at_least(0)),
     "[--tls-cert FILE]": value("TLS: the certificate and those that signed it, in PEM", ""),
     "[--tls-key FILE]": value("the certificate's key, in PEM", ""),

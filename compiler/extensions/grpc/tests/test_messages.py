@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given, strategies as st
 from tritonclient.grpc import service_pb2
 
-from stagec_serve import messages
+from stagec_grpc import messages
 from stagec_serve.model import Model
 from stagec_serve.refusal import RequestError
 from tools import protocol

@@ -23,10 +23,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import stagec
-from compiler.extensions.serve.tests.processes import Server, X, refused, serving, threads, until
+from compiler.extensions.serve.tests.processes import (
+    INFER,
+    REQUEST,
+    Server,
+    X,
+    certificate,
+    inputs,
+    refused,
+    serving,
+    threads,
+    until,
+)
 from compiler.extensions.serve.tests.test_server import changed, expected
 from stagec.core.builds.version import VERSION
-from stagec_serve import messages
+from stagec_grpc import messages, rpc
+from stagec_serve import refusal
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +51,6 @@ def server(served: Path) -> Iterator[Server]:
 def client(server: Server) -> Iterator[Any]:
     with triton.InferenceServerClient(server.grpc) as made:
         yield made
-
-
-def inputs(x: Any = X, name: str = "x") -> list[Any]:
-    tensor = triton.InferInput(name, list(x.shape), "FP32")
-    tensor.set_data_from_numpy(x)
-    return [tensor]
 
 
 def test_tritonclient(client: Any, bundle: stagec.Bundle) -> None:
@@ -399,28 +405,6 @@ def test_no_message_ends_the_server(served: Path) -> None:
         assert "Traceback" not in server.end(signal.SIGINT)
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate of 127.0.0.1 that nobody else has signed, and its key."""
-    import datetime
-    import ipaddress
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stagec")])
-    day = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    places = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, day, day.replace(year=2120))
-    signed = builder.add_extension(places, critical=False).sign(key, hashes.SHA256())
-    encoding = serialization.Encoding.PEM
-    private = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    for file, data in (("cert.pem", signed.public_bytes(encoding)), ("key.pem", private)):
-        (folder / file).write_bytes(data)
-    return folder / "cert.pem", folder / "key.pem"
-
-
 def test_tls_on_both_protocols(served: Path, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     with serving(served, "--grpc-port", "0", "--tls-cert", str(cert), "--tls-key", str(key)) as server:
@@ -464,3 +448,23 @@ def test_an_address_that_cannot_be(
 def test_an_address_that_is_taken(served: Path, server: Server) -> None:
     port = server.grpc.rpartition(":")[2]
     assert f":{port}: cannot listen there\n  give another --host or --grpc-port" in refused(served, "--grpc-port", port)
+
+
+WITHOUT = "sys.modules.update(dict.fromkeys(['google', 'grpc', 'stagec_grpc']))"
+
+
+def test_a_server_without_the_extension(served: Path) -> None:
+    """It answers over HTTP, and says what gRPC needs."""
+    program = f"import sys; {WITHOUT}; from stagec.cli import main; sys.exit(main())"
+    with serving(served, program=program) as server:
+        assert server.ask("POST", INFER, REQUEST)[0] == 200
+    needs = "stagec serve --grpc-port needs the extension grpc, which is not installed"
+    how = "in a clone of stagec, pip install ./compiler/extensions/grpc"
+    for workers in "12":
+        said = refused(served, "--grpc-port", "0", "--workers", workers, program=program)
+        assert said.startswith(f"{needs}\n  {how}\n")
+
+
+def test_each_error_has_a_status_of_grpc() -> None:
+    assert set(rpc._STATUS) == set(refusal.STATUS.values())
+    assert set(rpc._STATUS.values()) <= {status.name for status in grpc.StatusCode}

@@ -1,7 +1,7 @@
 """Proofs that each row of a function's results depends on the same row of its inputs, and on no other.
 
-Requests that run together share a call, so a row of one client must not reach the answer of another. A walk over the
-StableHLO proves it: of each value it knows along which dimension the rows are, as long as each of them depends on its
+A server runs requests together, and a row of one client must not reach the answer of another. A walk over the StableHLO
+proves it: of each value it knows along which dimension the rows are, as long as each of them depends on its
 own row of the inputs alone. What joins rows, or tells them apart by their place, ends the proof; a value that depends
 on both is an `Ending`. Random rows would not find what is rare: experts with a capacity, a scale of all rows, a check
 for NaN. Nor does a declaration of padding say it: it is right for a cumulative sum, whose rows depend on each other.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from stagec.pjrt.dialects import make_context
+from stagec.stages import mlir
 
 
 class Own(NamedTuple):
@@ -77,12 +77,8 @@ def why_dependent(module: bytes, count: int, inputs: Mapping[int, int], outputs:
     inputs: the number of each of its parameters that has rows -> the dimension of them. outputs: the same of results.
     Raises ValueError for other bytes.
     """
-    with make_context() as context:
-        try:
-            read = stablehlo.deserialize_portable_artifact(context, module)
-        except Exception as error:  # jaxlib raises RuntimeError or MLIRError, by version
-            raise ValueError(f"not a StableHLO portable artifact: {error}") from error
-        results = _Proof(read, count).results(inputs)
+    with mlir.make_context() as context:
+        results = _Proof(mlir.read_artifact(context, module), count).results(inputs)
     for number, dim in outputs.items():
         state = results[number]
         if isinstance(state, Ending):
@@ -98,6 +94,7 @@ class _Proof:
 
     def __init__(self, module: ir.Module, count: int) -> None:
         self._count = count
+        self._module = module  # its blocks live as long as it does
         self._functions = {
             ir.StringAttr(function.attributes["sym_name"]).value: function.regions[0].blocks[0]
             for function in module.body.operations
@@ -254,6 +251,14 @@ def _bitcast(_: Any, shapes: Any, result: Any) -> _Placed:
     return [[dim if dim < rank else None for dim in range(len(shapes[0]))]], range(rank, len(result))
 
 
+def _constant(attributes: Any, _: Any, result: Any) -> _Placed:
+    try:
+        value = attributes["value"]
+    except TypeError:  # jaxlib has no class for an array of complex numbers
+        value = None
+    return [], () if getattr(value, "is_splat", False) else range(len(result))
+
+
 def _reduce(attributes: Any, shapes: Any, _: Any) -> _Placed:
     kept = iter(range(len(shapes[0])))
     gone = [*attributes["dimensions"]]
@@ -364,10 +369,7 @@ _RULES: Mapping[str, _Rule] = {
     "stablehlo.broadcast_in_dim": lambda attributes, *_: ([[*attributes["broadcast_dimensions"]]], ()),
     "stablehlo.cholesky": _last(2),
     "stablehlo.concatenate": lambda attributes, shapes, _: _along(shapes, [_number(attributes["dimension"])]),
-    "stablehlo.constant": lambda attributes, _, result: (
-        [],
-        () if getattr(attributes["value"], "is_splat", False) else range(len(result)),
-    ),
+    "stablehlo.constant": _constant,
     "stablehlo.convolution": _convolution,
     "stablehlo.dot_general": _dot,
     "stablehlo.dynamic_slice": lambda _, shapes, result: _changed(shapes, shapes[0], result),

@@ -12,13 +12,31 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from stagec.core.messages.errors import mistake
-from stagec_serve import logs, messages
+from stagec_grpc import messages
+from stagec_serve import logs
 from stagec_serve.encoding import Request
 from stagec_serve.model import Arrays, Model
-from stagec_serve.refusal import DIGEST, GRPC_STATUS, RequestError
+from stagec_serve.refusal import DIGEST, STATUS, RequestError
 from stagec_serve.service import Service, maybe_in_thread
 from stagec_serve.trust import Certificates
 
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    406: "INVALID_ARGUMENT",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    413: "RESOURCE_EXHAUSTED",
+    415: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""gRPC's status for HTTP's."""
 _OPEN = ("ServerLive", "ServerReady")
 """Methods that need no token: probes."""
 _QUIET = 0.2
@@ -93,7 +111,7 @@ class RpcServer:
         """
         try:
             if tls:
-                port = self._server.add_secure_port(address, tls.of_grpc())
+                port = self._server.add_secure_port(address, _credentials(tls))
             else:
                 port = self._server.add_insecure_port(address)
         except RuntimeError:
@@ -148,7 +166,7 @@ class RpcServer:
                             _refuse(context, error.code, str(error))
                             return
                         response = messages.make("ModelStreamInferResponse", error_message=str(error)[:_MOST_TEXT])
-                        status = GRPC_STATUS[error.code]
+                        status = _STATUS[STATUS[error.code]]
                     else:
                         status = "OK"
                     del body
@@ -207,6 +225,25 @@ class RpcServer:
 
 def _refuse(context: Any, code: str, text: str) -> None:
     """End a call with an error. `abort` of grpc raises, and its exception is in a cycle with all frames below it."""
-    logs.note(status=GRPC_STATUS[code])
-    context.set_code(getattr(grpc.StatusCode, GRPC_STATUS[code]))
+    status = _STATUS[STATUS[code]]
+    logs.note(status=status)
+    context.set_code(getattr(grpc.StatusCode, status))
     context.set_details(text[:_MOST_TEXT])
+
+
+def _credentials(tls: Certificates) -> Any:
+    """Return a server's credentials, which change with the files of its certificate."""
+    known = tls.pair
+
+    def configuration() -> Any:
+        certificate, key = tls.pair
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], tls.roots)
+
+    def changed() -> Any:
+        nonlocal known
+        if known is tls.pair:
+            return None
+        known = tls.pair
+        return configuration()
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), changed, tls.roots is not None)
