@@ -95,6 +95,7 @@ def test_a_server_that_is_not_there_fails_no_build(tmp_path: Path) -> None:
         ("grpc://cache:9092", "stagec build does not speak grpc"),
         ("grpcs://cache", "stagec build does not speak grpcs"),
         ("cache:8080", "it is not the address of a cache"),
+        ("http://cache/\xe9", "it is not the address of a cache"),
         ("http://", "it is not the address of a cache"),
         ("http://cache:x", "Port could not be cast to integer value as 'x'"),
     ],

@@ -280,7 +280,13 @@ def _split(url: str) -> SplitResult:
         raise mistake(
             f"--remote-cache: stagec build does not speak {parts.scheme}", f"{write}: bazel-remote serves both"
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or not url.isascii()
+    ):
         raise mistake("--remote-cache: it is not the address of a cache", write)
     return parts
 
