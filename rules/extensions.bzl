@@ -6,6 +6,7 @@
     use_repo(stagec, "digits_manifest")
 """
 
+load("//rules/private:hub_environment.bzl", "declare_environments", "environment_keys")
 load("//rules/private:isolation.bzl", "isolation_check")
 load("//rules/private:jaxlibs.bzl", "declare_jaxlibs")
 load("//rules/private:locks.bzl", "declare_locks")
@@ -17,6 +18,7 @@ def _stagec_impl(module_ctx):
     actions = {"interpreter": "", "interpreter_version": "", "python": None, "trimmed": True}
     packages = ""
     groups = []
+    targets = {key: [] for key in environment_keys()}
     declared = {}
     jaxlibs = {}
     for module in module_ctx.modules:
@@ -27,6 +29,7 @@ def _stagec_impl(module_ctx):
                 named = {name: getattr(tag, name) for name in ["lock", "cuda_lock", "rocm_lock", "tpu_lock"]}
                 packages = tag.packages
                 groups = tag.groups
+                targets = {key: getattr(tag, key) for key in targets}
                 actions = {name: getattr(tag, name) for name in actions}
             jaxlibs = {tag.name: {name: getattr(tag, name) for name in _JAXLIB} for tag in module.tags.jaxlib}
         for tag in module.tags.manifest + module.tags.environment + (module.tags.jaxlib if module.is_root else []):
@@ -50,11 +53,8 @@ def _stagec_impl(module_ctx):
     python = actions["python"]
     locks = declare_locks(named, actions["interpreter"], actions["interpreter_version"], python)
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"), python = python)
-    python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, groups = groups, **actions)
-    python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
-    python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
-    python_environment(name = "stagec_rocm", lock = locks["rocm_lock"], **actions)
-    declare_jaxlibs(locks["lock"], jaxlibs, python, groups)
+    declare_environments(locks, named, targets, packages, groups, actions)
+    declare_jaxlibs(locks["lock"], jaxlibs, python, groups, bool(targets["environment"]))
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
     python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)
@@ -84,6 +84,16 @@ _PLUGINS = {
               "another jaxlib.",
     ),
     "rocm_lock": attr.label(doc = "A lock with jax-rocm7-pjrt and jax-rocm7-plugin, if you use another jaxlib."),
+}
+
+_ENVIRONMENTS = {
+    "environment": attr.label_list(
+        doc = "In place of `lock`: targets with the packages, such as `@pip//jax` and `@pip//flax` of rules_python, or one that " +
+              "has them in `deps`. They must have flatbuffers, jaxlib, numpy and pydantic, for the Python of actions.",
+    ),
+    "cuda_environment": attr.label_list(doc = "The same in place of `cuda_lock`."),
+    "rocm_environment": attr.label_list(doc = "The same in place of `rocm_lock`."),
+    "tpu_environment": attr.label_list(doc = "The same in place of `tpu_lock`."),
 }
 
 _JAXLIB = dict(
@@ -128,7 +138,7 @@ _python = tag_class(
     doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs, NVIDIA " +
           "and AMD devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = dict(
-        dict(_IMAGE, **_PLUGINS),
+        dict(dict(_IMAGE, **_PLUGINS), **_ENVIRONMENTS),
         groups = _GROUPS,
         python = attr.label(
             doc = "The interpreter that installs all packages and runs stagec, a file of a repository, such as " +

@@ -1,5 +1,6 @@
 """For WORKSPACE files. (MODULE.bazel files use extensions.bzl.)"""
 
+load("//rules/private:hub_environment.bzl", "declare_environments")
 load("//rules/private:isolation.bzl", "isolation_check")
 load("//rules/private:jaxlibs.bzl", "declare_jaxlibs")
 load("//rules/private:locks.bzl", "declare_locks")
@@ -22,7 +23,11 @@ def stagec_repositories(
         trimmed = True,
         jaxlibs = {},
         groups = [],
-        python = None):
+        python = None,
+        environment = [],
+        cuda_environment = [],
+        rocm_environment = [],
+        tpu_environment = []):
     """Declares the Python environments that planning and staging run in, and registers the toolchain.
 
     Bazel downloads the compilers for TPUs, NVIDIA and AMD devices when you build the first executable for them, and
@@ -51,16 +56,25 @@ def stagec_repositories(
       groups: if `lock` is a uv.lock, the dependency groups and extras of its project to install besides its dependencies.
       python: label of the interpreter that installs all packages and runs stagec, a file of a repository, such as
         "@python_3_12_host//:python" of rules_python. It needs pip. Without it, stagec looks for one on PATH.
+      environment: in place of `lock`: list of labels of targets with the packages, such as "@pip//jax" and "@pip//flax" of
+        rules_python, or of one that has them in `deps`. They must have flatbuffers, jaxlib, numpy and pydantic, for the
+        Python of actions.
+      cuda_environment: the same in place of `cuda_lock`.
+      rocm_environment: the same in place of `rocm_lock`.
+      tpu_environment: the same in place of `tpu_lock`.
     """
+    targets = {
+        "environment": environment,
+        "cuda_environment": cuda_environment,
+        "rocm_environment": rocm_environment,
+        "tpu_environment": tpu_environment,
+    }
     actions = {"interpreter": interpreter, "interpreter_version": interpreter_version, "python": python, "trimmed": trimmed}
     named = {"lock": lock, "cuda_lock": cuda_lock, "rocm_lock": rocm_lock, "tpu_lock": tpu_lock}
     locks = declare_locks(named, interpreter, interpreter_version, python)
     python_environment(name = "stagec_planning", lock = Label("//compiler:planning.lock"), python = python)
-    python_environment(name = "stagec_python", lock = locks["lock"], packages = packages, groups = groups, **actions)
-    python_environment(name = "stagec_tpu", lock = locks["tpu_lock"], **actions)
-    python_environment(name = "stagec_cuda", lock = locks["cuda_lock"], **actions)
-    python_environment(name = "stagec_rocm", lock = locks["rocm_lock"], **actions)
-    declare_jaxlibs(locks["lock"], jaxlibs, python, groups)
+    declare_environments(locks, named, targets, packages, groups, actions)
+    declare_jaxlibs(locks["lock"], jaxlibs, python, groups, bool(environment))
     python_environment(name = "stagec_serving", lock = Label("//compiler:serving.lock"), python = python)
     python_environment(name = "stagec_cuda_tools", lock = Label("//compiler:cuda_tools.lock"), python = python)
     python_environment(name = "stagec_signing", lock = Label("//compiler:signing.lock"), python = python)

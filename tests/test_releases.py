@@ -11,11 +11,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
 import stagec
@@ -213,6 +214,55 @@ def script(checkout: Path, *words: str | Path) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
 
 
+def _signed(statement: bytes) -> str:
+    """Return a DSSE envelope (https://github.com/secure-systems-lab/dsse)."""
+    kind = b"application/vnd.in-toto+json"
+    signature = Ed25519PrivateKey.generate().sign(b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(statement), statement))
+    payload, signed = (base64.b64encode(part).decode() for part in (statement, signature))
+    return json.dumps({"payloadType": kind.decode(), "payload": payload, "signatures": [{"sig": signed}]}) + "\n"
+
+
+def _attest(checkout: Path, release: Path, source: Mapping[str, str]) -> None:
+    """Name signed provenance in the entry for the Bazel Central Registry, as its own checks want it."""
+    entry = release / "bcr" / "modules" / "stagec" / "0.99.7"
+    archive = "stagec-0.99.7.tar.gz"
+    statement = (release / "stagec-0.99.7.intoto.json").read_bytes()
+    done = script(checkout, "attest", release)
+    assert done.returncode == 1
+    assert done.stderr.count("it is missing: sign the .intoto.json of the release") == 3
+    other = statement.replace(hashlib.sha256((release / archive).read_bytes()).hexdigest().encode(), b"0" * 64)
+    unsigned = json.dumps({**json.loads(_signed(statement)), "signatures": []})
+    texts = {archive: _signed(other), "source.json": unsigned, "MODULE.bazel": statement.decode()}
+    for name, text in texts.items():
+        (release / f"{name}.intoto.jsonl").write_text(text)
+    said = script(checkout, "attest", release).stderr
+    assert f"{archive}.intoto.jsonl: another file was signed: none of its subjects has sha256 " in said
+    assert "source.json.intoto.jsonl: it is not signed provenance of SLSA: sign the .intoto.json" in said
+    assert "MODULE.bazel.intoto.jsonl: it is not a DSSE envelope or a bundle of Sigstore: KeyError: 'payload'" in said
+    assert not (entry / "attestations.json").exists()
+    for name in texts:
+        text = _signed(statement)
+        if name == archive:
+            kind = "application/vnd.dev.sigstore.bundle.v0.3+json"
+            text = json.dumps({"mediaType": kind, "dsseEnvelope": json.loads(text)})
+        (release / f"{name}.intoto.jsonl").write_text(text)
+    done = script(checkout, "attest", release)
+    assert done.returncode == 0, done.stderr
+    values = json.loads((entry / "attestations.json").read_text())
+    assert values.pop("mediaType") == "application/vnd.build.bazel.registry.attestation+json;version=1.0.0"
+    prefix = source["url"].removesuffix(archive)
+    assert values == {
+        "attestations": {
+            name: {
+                "url": f"{prefix}{name}.intoto.jsonl",
+                "integrity": "sha256-"
+                + base64.b64encode(hashlib.sha256((release / f"{name}.intoto.jsonl").read_bytes()).digest()).decode(),
+            }
+            for name in texts
+        }
+    }
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Made end to end by the script, and built with by a workspace that names the archive and its hash."""
@@ -296,6 +346,7 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
         for name in files
         if name not in ("SHA256SUMS", "stagec-0.99.7.intoto.json")
     }
+    _attest(checkout, folder / "out", source)
     (commit,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert commit["digest"]["gitCommit"] == git(checkout, "rev-parse", "HEAD").strip()
     text = (folder / "out" / "stagec-0.99.7.cdx.json").read_text()

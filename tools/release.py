@@ -2,12 +2,14 @@
 
     python3 tools/release.py prepare 0.2.0          then look at it, and commit
     python3 tools/release.py build --output /tmp/release --repository OWNER/stagec
+    python3 tools/release.py attest /tmp/release    if you have signed the provenance
 
 FOLDER gets the wheels of stagec and of its extensions, the source archive, SHA256SUMS, what to write into a WORKSPACE,
 the changelog of the version, the entry for the Bazel Central Registry, made of the templates in .bcr, an SBOM of the
 wheels, and unsigned provenance of all these files. Nothing is uploaded. `build` takes the commit that is checked out,
 and gives the same bytes each time with the same Python. It needs git, and the packages build, setuptools and wheel,
-whose versions are in the provenance.
+whose versions are in the provenance. `attest` takes the signed provenance of the archive, of source.json and of
+MODULE.bazel from FOLDER, each as NAME.intoto.jsonl, and writes the entry's attestations.json.
 """
 
 from __future__ import annotations
@@ -62,6 +64,9 @@ def main(arguments: list[str] | None = None) -> None:
         "https://api.github.com/users/LOGIN has; several times for several",
     )
     making.set_defaults(run=lambda given: build(given.root, given.output, given.repository, given.maintainer))
+    attesting = commands.add_parser("attest", help="name signed provenance in the entry for the registry")
+    attesting.add_argument("folder", type=Path, help="the release, with NAME.intoto.jsonl for each of three files")
+    attesting.set_defaults(run=lambda given: attest(given.folder))
     given = parser.parse_args(arguments)
     given.run(given)
 
@@ -137,6 +142,49 @@ def build(root: Path, output: Path, repository: str, maintainers: Sequence[Mappi
     sums = "".join(f"{_sha256(path).hex()}  {path.relative_to(output)}\n" for path in files)
     (output / "SHA256SUMS").write_text(sums)
     print(sums, end="")
+
+
+def attest(folder: Path) -> None:
+    """Write attestations.json, as https://github.com/bazelbuild/bazel-central-registry/blob/main/docs/attestations.md.
+
+    Who signed, and with what, is for the registry to verify. Here it is checked that the right files were signed.
+    """
+    (entry,) = folder.glob("bcr/modules/stagec/*/source.json")
+    source = json.loads(entry.read_text())
+    base, _, archive = source["url"].rpartition("/")
+    files = {"source.json": entry, "MODULE.bazel": entry.with_name("MODULE.bazel"), archive: folder / archive}
+    attestations, problems = {}, []
+    for name, file in files.items():
+        signed = folder / f"{name}.intoto.jsonl"
+        if problem := _fault(signed, _sha256(file).hex()):
+            problems.append(f"{signed}: {problem}")
+            continue
+        integrity = f"sha256-{base64.b64encode(_sha256(signed)).decode()}"
+        attestations[name] = {"url": f"{base}/{signed.name}", "integrity": integrity}
+    if problems:
+        raise SystemExit("\n".join(problems))
+    values = {
+        "mediaType": "application/vnd.build.bazel.registry.attestation+json;version=1.0.0",
+        "attestations": attestations,
+    }
+    entry.with_name("attestations.json").write_text(json.dumps(values, indent=4) + "\n")
+
+
+def _fault(signed: Path, digest: str) -> str:
+    """Return what is wrong with a signed statement about a file; "" if nothing is."""
+    try:
+        envelope = json.loads(signed.read_text())
+        envelope = envelope.get("dsseEnvelope", envelope)  # in a bundle of Sigstore
+        statement = json.loads(base64.b64decode(envelope["payload"], validate=True))
+        is_provenance = statement["predicateType"].startswith("https://slsa.dev/provenance/")
+        if not envelope["signatures"] or envelope["payloadType"] != "application/vnd.in-toto+json" or not is_provenance:
+            return "it is not signed provenance of SLSA: sign the .intoto.json of the release"
+        digests = [subject["digest"].get("sha256") for subject in statement["subject"]]
+    except FileNotFoundError:
+        return "it is missing: sign the .intoto.json of the release, and name the envelope so"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it is not a DSSE envelope or a bundle of Sigstore: {type(error).__name__}: {error}"
+    return "" if digest in digests else f"another file was signed: none of its subjects has sha256 {digest}"
 
 
 def _sbom(wheels: Sequence[Path], version: str, seconds: int) -> str:

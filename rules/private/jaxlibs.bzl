@@ -23,7 +23,7 @@ _EMULATED = {
     "emulated_version": "3.11.2",
 }
 
-def declare_jaxlibs(lock, jaxlibs, python = None, groups = []):
+def declare_jaxlibs(lock, jaxlibs, python = None, groups = [], of_hub = False):
     """Declares the environments of other releases, and `@stagec_jaxlibs`, which manifests choose from.
 
     Args:
@@ -33,6 +33,7 @@ def declare_jaxlibs(lock, jaxlibs, python = None, groups = []):
         "aarch64" where it compiles for that, and `exec_properties` of its actions then.
       python: label of the interpreter that installs packages; None: one on PATH.
       groups: of that lock, if it is a uv.lock.
+      of_hub: whether the build's own environment has the packages of a hub: which release that is, only actions know.
     """
     aarch64_python(name = "stagec_aarch64_python")
     jaxlibs = dict(jaxlibs, stagec_aarch64 = {"lock": lock, "architecture": _AARCH64})
@@ -66,9 +67,11 @@ def declare_jaxlibs(lock, jaxlibs, python = None, groups = []):
                 plugins.append("%s_%s" % (name, plugin))
                 lock_of_plugin = given[plugin + "_lock"]
                 python_environment(name = plugins[-1], jaxlib = name, lock = lock_of_plugin, python = python, **attributes)
+    if of_hub:
+        jaxlibs.pop("stagec_aarch64")
     stagec_jaxlibs(
         name = "stagec_jaxlibs",
-        lock = lock,
+        lock = None if of_hub else lock,
         names = jaxlibs.keys(),
         locks = [given["lock"] for given in jaxlibs.values()],
         settings = [json.encode({
@@ -107,7 +110,7 @@ def _label(repository):
     return 'Label("@%s//:environment")' % repository
 
 def _stagec_jaxlibs_impl(repository_ctx):
-    own = locked_releases(repository_ctx, repository_ctx.attr.lock)
+    own = locked_releases(repository_ctx, repository_ctx.attr.lock) if repository_ctx.attr.lock else []
     release = own[0] if len(own) == 1 else ""
     here = repository_ctx.execute(["uname", "-m"]).stdout.strip()
     structs = [_struct(release, here, "None", {}, {})]
@@ -137,7 +140,7 @@ stagec_jaxlibs = repository_rule(
           "JAXLIBS, a list of structs: release; architecture, of the CPUs that it makes code for; environment (a label, or None for the build's own); plugins (labels of " +
           "others than PLUGINS, by platform); exec_properties (dict, of the actions that compile).",
     attrs = {
-        "lock": attr.label(doc = "The lock of the build's own environment.", allow_single_file = True),
+        "lock": attr.label(doc = "The lock of the build's own environment, if it has one.", allow_single_file = True),
         "names": attr.string_list(doc = "The repositories of the others."),
         "locks": attr.label_list(doc = "The locks of these, in the same order.", allow_files = True),
         "settings": attr.string_list(doc = "`architecture`, \"\" for this machine's, and `exec_properties` of each, as JSON."),

@@ -150,7 +150,7 @@ genrule(
 )
 """
 
-_TARGET = """
+TARGET = """
 environment(
     name = {name},
     abi = {abi},
@@ -159,10 +159,10 @@ environment(
     execution_interpreter = {execution_interpreter},
     execution_packages = {execution_packages},
     execution_version = {execution_version},
-    fingerprint = "fingerprint.txt",
+    fingerprint = {fingerprint},
     interpreter = {interpreter},
-    packages = "packages.json",
-    site_packages = "site-packages",
+    packages = {packages},
+    site_packages = {site_packages},
     version = {version},
     visibility = ["//visibility:public"],
 )
@@ -170,15 +170,15 @@ environment(
 
 # An environment with a library that stagec does not know has its packages in a target of their own: an action examines
 # them, and the environment of other actions has the row.
-_EXAMINED = """load("@stagec//rules/private:examination.bzl", "examined_jaxlib", "examined_plugin")
+EXAMINED = """load("@stagec//rules/private:examination.bzl", "examined_jaxlib", "examined_plugin")
 """
-_EXAMINED_JAXLIB = """
+EXAMINED_JAXLIB = """
 examined_jaxlib(
     name = "examined_cpu",
     environment = ":packages",
 )
 """
-_EXAMINED_PLUGIN = """
+EXAMINED_PLUGIN = """
 examined_plugin(
     name = "examined_{platform}",
     environment = {environment},
@@ -252,19 +252,22 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
         execution_interpreter = repr(declared.interpreter or python.interpreter),
         execution_packages = repr(declared.packages),
         execution_version = repr(declared.version or python.version),
+        fingerprint = repr("fingerprint.txt"),
         interpreter = repr(python.interpreter),
+        packages = repr("packages.json"),
+        site_packages = repr("site-packages"),
         version = repr(python.version),
     )
 
     # An emulator starts no other processes, which an examination does.
     unknown = [] if emulated else repository_ctx.read("unknown.txt").splitlines()
     examined = [":examined_" + platform for platform in unknown]
-    environments = _TARGET.format(name = repr("environment"), examined = repr(examined), **attributes)
+    environments = TARGET.format(name = repr("environment"), examined = repr(examined), **attributes)
     if unknown:
         jaxlib = getattr(repository_ctx.attr, "jaxlib", "")
         of_plugins = repr("@%s//:environment" % jaxlib) if jaxlib else None
-        environments = _EXAMINED + _TARGET.format(name = repr("packages"), examined = "[]", **attributes) + "".join([
-            _EXAMINED_JAXLIB if one == "cpu" else _EXAMINED_PLUGIN.format(platform = one, environment = of_plugins)
+        environments = EXAMINED + TARGET.format(name = repr("packages"), examined = "[]", **attributes) + "".join([
+            EXAMINED_JAXLIB if one == "cpu" else EXAMINED_PLUGIN.format(platform = one, environment = of_plugins)
             for one in unknown
         ]) + environments
     repository_ctx.file("BUILD", _BUILD.format(environments = environments) + more, executable = False)
@@ -288,12 +291,25 @@ def _python_environment_impl(repository_ctx):
         advice = _FOR_AARCH64 if emulated and of_jax else _ANOTHER_PYTHON
         fail(installed.problem + (advice if installed.no_wheel else ""))
 
+_PYTHON = attr.label(
+    doc = "The interpreter that installs the packages and runs actions, a file of a repository, such as " +
+          "`@python_3_12_host//:python` of rules_python. It needs pip. Without it, one is looked for on PATH.",
+    allow_single_file = True,
+)
+
+_ELSEWHERE = attr.string(
+    doc = "The absolute path of the Python that actions run, if it differs from the one that installs the " +
+          "packages: in the image of a remote engine. The file need not be on this machine.",
+)
+
+_ELSEWHERE_VERSION = attr.string(
+    doc = "Its version, such as 3.11.9. Actions compare it. Python 3.11 of any release installs the packages.",
+)
+
+INTERPRETER = {"python": _PYTHON, "interpreter": _ELSEWHERE, "interpreter_version": _ELSEWHERE_VERSION}
+
 _INSTALLER = {
-    "python": attr.label(
-        doc = "The interpreter that installs the packages and runs actions, a file of a repository, such as " +
-              "`@python_3_12_host//:python` of rules_python. It needs pip. Without it, one is looked for on PATH.",
-        allow_single_file = True,
-    ),
+    "python": _PYTHON,
     "_installer": attr.label(default = Label("//rules/private:python_environment.py")),
     "_installer_modules": attr.label_list(
         default = [Label("//rules/private:" + module) for module in [
@@ -325,18 +341,13 @@ python_environment = repository_rule(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs. What " +
                   "actions import is: each of them has all files as inputs.",
         ),
-        interpreter = attr.string(
-            doc = "The absolute path of the Python that actions run, if it differs from the one that installs the " +
-                  "packages: in the image of a remote engine. The file need not be on this machine.",
-        ),
+        interpreter = _ELSEWHERE,
+        interpreter_version = _ELSEWHERE_VERSION,
         architecture = attr.string(
             doc = "The architecture of packages and interpreter, as `uname -m` has it, where it is not this machine's.",
         ),
         emulated = attr.label(doc = "A Python of that architecture and what runs it, where `interpreter` names none."),
         emulated_version = attr.string(doc = "Its version."),
-        interpreter_version = attr.string(
-            doc = "Its version, such as 3.11.9. Actions compare it. Python 3.11 of any release installs the packages.",
-        ),
         packages = attr.string(
             doc = "The absolute path of a folder, where actions run, with what is in the `layer.tar` of this " +
                   "repository's target `layer`. Actions compare its fingerprint, and do not get the packages as inputs.",

@@ -418,7 +418,13 @@ def test_what_is_watched(tmp_path: Path) -> None:
         seen.append(building.states(wanted, files))
         path.write_text("now it is there, and another")
     seen.append(building.states(wanted, files))
-    assert all(seen[i] != seen[i + 1] for i in range(3))
+    (tmp_path / "tables").mkdir()  # that the plan names
+    (tmp_path / "tables" / "a.npz").write_text("")
+    files[str(tmp_path / "tables")] = ()
+    seen.append(building.states(wanted, files))
+    (tmp_path / "tables" / "b.npz").write_text("")
+    seen.append(building.states(wanted, files | seen[-1]))
+    assert all(seen[i] != seen[i + 1] for i in range(5))
     manifest.unlink()
     assert building.states(wanted)[str(manifest)] == ()
 
@@ -694,17 +700,34 @@ def test_the_page(tmp_path: Path) -> None:
 
 
 def test_the_packages_are_in_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = Store(tmp_path / "store").digests("of-a-test")
     installed, edited = tmp_path / "site-packages", tmp_path / "edited"
-    for path, text in {installed / "a-1.dist-info" / "RECORD": "a.py,sha256=x,1", edited / "b.py": "B = 1"}.items():
-        path.parent.mkdir(parents=True)
+    record = installed / "a-1.dist-info" / "RECORD"
+    listed = "a.py,sha256=x,1\nb/__init__.py,sha256=y,1\na-1.dist-info/RECORD,,\n"
+    texts = {
+        record: listed,
+        installed / "a.py": "A = 1",
+        installed / "without_metadata" / "c.py": "C = 1",
+        installed / "d.py": "D = 1",
+        edited / "b.py": "B = 1",
+    }
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    seen = [environment.facts([str(installed), str(edited)], digests)["packages"]]
-    for path, text in {installed / "a-1.dist-info" / "RECORD": "a.py,sha256=y,1", edited / "b.py": "B = 2"}.items():
-        path.write_text(text)
+
+    def key() -> str:
         digests = Store(tmp_path / "store").digests("of-a-test")
-        seen.append(environment.facts([str(installed), str(edited)], digests)["packages"])
-    assert len({*seen}) == 3
+        return environment.facts([str(installed), str(edited)], digests)["packages"]
+
+    seen = [key()]
+    for path in (record, installed / "without_metadata" / "c.py", installed / "d.py", edited / "b.py"):
+        path.write_text(texts[path].replace("1", "2", 1))
+        seen.append(key())
+    assert len({*seen}) == 5
+    # What differs where the same wheels are installed elsewhere, or by another installer.
+    (installed / "a-1.dist-info" / "INSTALLER").write_text("uv")
+    installer = "../../bin/a,sha256=z,9\na-1.dist-info/INSTALLER,sha256=u,2\n__pycache__/a.cpython-311.pyc,,\n"
+    record.write_text(installer + record.read_text())
+    assert key() == seen[-1]
     # A process that imports the model itself has the workspace on its path; an action gets its import roots.
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(installed), *sys.path])
     assert environment.packages([str(tmp_path)])[0] == str(installed)

@@ -37,6 +37,8 @@ OPTIONS = {
     "[--import-root FOLDER]...": "one more folder below which modules are found, relative to the workspace",
     "[--data PATH]...": "a file or folder that tracing reads, relative to the workspace; Python sources are known",
     **PLUGINS,
+    "[--remote-cache URL]": "a cache that machines share, with results of stagec build: http://HOST:8080, or https",
+    "[--no-upload]": "only read from the remote cache",
     "[--jobs N]": value("actions at a time (default: the number of cores, and not more than 4)", None, at_least(1)),
     "[--keep-going]": "go on after an error with what does not need what failed",
     "[--dry-run]": "say what would run, and run nothing",
@@ -53,6 +55,7 @@ def run(options: Options) -> Answer:
     from stagec.local.store import Store, default_folder
 
     only_with("--statement or --sbom", options.statement or options.sbom, options, "packages")
+    only_with("--remote-cache", options.remote_cache, options, "no_upload")
     wanted = Wanted(
         options.manifest,
         options.root,
@@ -63,6 +66,8 @@ def run(options: Options) -> Answer:
         dict(map(pair, options.plugin)),
         options.jax_cache is not None,
         named[1] if (named := _LAYER.fullmatch(Path(options.output or "").name)) else "",
+        options.remote_cache or "",
+        not options.no_upload,
     )
     with Pool(Store(default_folder())) as pool:
         if options.watch:
@@ -105,7 +110,7 @@ def _build(options: Options, local: Local) -> Answer:
     for text in (*outcome.said, *outcome.failed):
         sys.stderr.write(printable(text))
     why = {" ".join(action): reasons for action, reasons in outcome.ran.items()}
-    answer = {"ran": [*why], "why": why, "kept": outcome.kept}
+    answer = {"ran": [*why], "why": why, "kept": outcome.kept, "fetched": outcome.fetched}
     explained = "".join(f"{name.removeprefix('action ')}: {', '.join(why[name])}\n" for name in why if options.explain)
     if outcome.failed:
         return Answer({**answer, "output": None}, explained, max(outcome.failed.values()))
@@ -114,13 +119,14 @@ def _build(options: Options, local: Local) -> Answer:
     write_asked(options.depfile, local.depfile(output).encode())
     local.written |= {os.path.realpath(options.depfile)} if options.depfile else set()
     digest, size = outcome.made[local.build.bundle]
+    fetched = f", {outcome.fetched} of them from the remote cache" if options.remote_cache else ""
     if environments:
         if _environments(options, local) != environments:
             raise mistake("the packages changed while they were used", "build again")
         _attest(options, local, output, digest, environments)
     return Answer(
         {**answer, "output": output, "bytes": size, "sha256": digest},
-        f"{explained}{output}  {size:,} bytes  {len(outcome.ran)} actions ran, {outcome.kept} were kept\n",
+        f"{explained}{output}  {size:,} bytes  {len(outcome.ran)} actions ran, {outcome.kept} were kept{fetched}\n",
     )
 
 

@@ -69,8 +69,8 @@ class Paths:
         self._folder = f"{folder}/" if folder else ""
 
     def made(self, name: str) -> str:
-        """Return the path of something that is made."""
-        return f"{OUT}/{self._folder}{name}"
+        """Return the path of something that is made. Its folder has no colons: those are between paths in words."""
+        return f"{OUT}/{self._folder.replace(':', '-')}{name}"
 
     def source(self, name: str) -> str:
         """Return the path of a file that the manifest names."""

@@ -45,6 +45,7 @@ class Wanted:
     data: files and folders that tracing reads, besides sources. functions, targets: those to build; none: all.
     plugins: platform -> folder of packages.
     jax_cache: whether to build JAX's compilation cache too. name: of what is built of a rehearsal; "": the file's.
+    remote_cache: address of a cache that machines share; "": none. uploads: whether results are sent there.
     """
 
     manifest: str
@@ -56,6 +57,8 @@ class Wanted:
     plugins: Mapping[str, str] = field(default_factory=dict)
     jax_cache: bool = False
     name: str = ""
+    remote_cache: str = ""
+    uploads: bool = True
 
 
 class Local:
@@ -118,7 +121,12 @@ class Local:
         used = {action.platform for action in self.build.actions}
         of_plugins = (folders.split(os.pathsep) for platform, folders in plugins.items() if platform in used)
         self.packages = [*packages, *(folder for folders in of_plugins for folder in folders)]
-        self.runner = Runner(self.build, paths, workspace, self._store, digests)
+        remote = None
+        if wanted.remote_cache:
+            from stagec.local.remote import Remote  # it takes longer than the rest
+
+            remote = Remote(wanted.remote_cache, self._store, wanted.uploads)
+        self.runner = Runner(self.build, paths, workspace, self._store, digests, remote)
         self.runner.outcome.said.update(dict.fromkeys(filter(None, said)))
 
     def run(self, jobs: int | None = None, keep_going: bool = False) -> Outcome:
@@ -147,8 +155,8 @@ class Local:
             self._store.write(digest, path)
 
     def watched(self) -> list[Path]:
-        """Return the files that a build reads, and those that the plan names and are not there."""
-        named = [path for path in _paths(self.plan, self.folder) if not (self.root / path).exists()]
+        """Return the files that a build reads, the folders that the plan names, and what it names that is not there."""
+        named = [path for path in _paths(self.plan, self.folder) if not (self.root / path).is_file()]
         return [self.root / path for path in (*self.inputs, *self.sources, *self.build.weights, *named)]
 
     def files(self) -> list[Path]:
@@ -243,7 +251,7 @@ def build(
 def states(wanted: Wanted, files: Iterable[str | Path] = ()) -> dict[str, tuple[int, ...]]:
     """Return the states of what a build of a manifest may read: sources, manifests and targets, data, and `files`.
 
-    The state of one that is not there is ().
+    The state of one that is not there is (), and of a folder too: the files in it are beside it.
     """
     known, paths = dict[str, tuple[int, ...]](), [*files]
     with contextlib.suppress(StagecError):  # the manifest is not there
@@ -254,8 +262,11 @@ def states(wanted: Wanted, files: Iterable[str | Path] = ()) -> dict[str, tuple[
                 paths += [root / file for file in _files(root, name, name)]
     for path in map(str, (os.path.realpath(wanted.manifest), *paths)):
         known[path] = ()
-        with contextlib.suppress(OSError):
-            known[path] = tuple(state(path))
+        for file in (
+            [path] if not os.path.isdir(path) else (f"{path}/{n}" for n in environment.files_below(path, ("",)))
+        ):
+            with contextlib.suppress(OSError):
+                known[file] = tuple(state(file))
     return known
 
 

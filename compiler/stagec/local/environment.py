@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import hashlib
 import importlib.machinery
@@ -88,18 +89,45 @@ def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
 def _contents(folder: Path, digests: Digests) -> Iterator[tuple[str, str]]:
     """Yield what is in a folder of packages.
 
-    Where pip installs, each package has a list of its files with their digests, which is believed. Elsewhere, as in a
-    checkout that is installed to be edited, the sources are read.
+    Where pip installs, each package has a list of its files with their digests, which is believed. What no list has,
+    such as a package without metadata or a checkout that is installed to be edited, is read.
     """
+    others = [""]
     if folder.name in ("site-packages", "dist-packages"):
+        listed = {"__pycache__"}
         with os.scandir(folder) as entries:
-            for entry in entries:
-                record = f"{entry.path}/RECORD" if entry.name.endswith(".dist-info") else entry.path
-                is_read = os.path.isfile(record) and not record.endswith(".pth")
-                yield entry.name, digests.of(record) if is_read else ""
-        return
-    for path in files_below(str(folder), (".py", ".so", ".json", ".toml")):
-        yield path, digests.of(f"{folder}/{path}")
+            others = [entry.name for entry in entries if not entry.name.endswith(".pth")]
+        for record in (f"{folder}/{name}/RECORD" for name in others if name.endswith(".dist-info")):
+            if os.path.isfile(record):
+                digest, *tops = digests.of(record, _listed).split("/")
+                yield os.path.basename(os.path.dirname(record)), digest
+                listed.update(tops)
+        others = [name for name in others if name not in listed]
+    for name in others:
+        path = f"{folder}/{name}".rstrip("/")
+        files = (f"{path}/{file}" for file in files_below(path, _READ)) if os.path.isdir(path) else [path]
+        yield from ((os.path.relpath(file, folder), digests.of(file)) for file in files if file.endswith(_READ))
+
+
+_READ = (".py", ".so", ".json", ".toml")
+
+
+def _listed(record: str) -> str:
+    """Return a digest of what a RECORD lists, and the first names of its paths, with slashes between.
+
+    Left out is what differs where the same wheel is installed elsewhere: scripts, which have the path of Python, and
+    what installers say of themselves.
+    """
+    rows = [row for row in csv.reader(Path(record).read_text("utf-8").splitlines()) if row]
+    own = [
+        row for row in rows if not row[0].startswith(("/", "..")) and row[0].rpartition("/")[2] not in _OF_INSTALLERS
+    ]
+    kept = sorted(row for row in own if not row[0].endswith((".pyc", "/RECORD")))
+    digest = hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+    return "/".join([digest, *sorted({row[0].partition("/")[0] for row in own})])
+
+
+_OF_INSTALLERS = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
 _CPU = re.compile(

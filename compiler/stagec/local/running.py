@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from concurrent import futures
 
     from stagec.local.pool import Done, Pool
+    from stagec.local.remote import Remote
 
 _FORMAT = 1
 """Of keys."""
@@ -44,14 +45,15 @@ class Outcome:
     """What a build did.
 
     made: the digest of each file that is made, by path. reads: the sources that were read. ran: names of actions that
-    ran, with their commands, and why. kept: the number of those that the store had. failed: status and output of those
-    that failed, each output once. said: what others printed.
+    ran, with their commands, and why. kept: the number of those that the store had, `fetched` of them from a remote
+    cache. failed: status and output of those that failed, each output once. said: what others printed.
     """
 
     made: dict[str, tuple[str, int]] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
     ran: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     kept: int = 0
+    fetched: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     said: dict[str, None] = field(default_factory=dict)
 
@@ -59,8 +61,16 @@ class Outcome:
 class Runner:
     """Does the actions of one build."""
 
-    def __init__(self, build: Build, paths: Paths, workspace: Workspace, store: Store, digests: Digests) -> None:
-        self._build, self._paths, self._workspace, self._store = build, paths, workspace, store
+    def __init__(
+        self,
+        build: Build,
+        paths: Paths,
+        workspace: Workspace,
+        store: Store,
+        digests: Digests,
+        remote: Remote | None = None,
+    ) -> None:
+        self._build, self._paths, self._workspace, self._store, self._remote = build, paths, workspace, store, remote
         self._digests, self._since = digests, time.monotonic()
         self._facts = {
             platform: {**workspace.facts, "plugin": facts(plugin.split(os.pathsep), digests)["packages"]}
@@ -87,8 +97,11 @@ class Runner:
     def run(self, pool: Pool, jobs: int, keep_going: bool, progress: Progress) -> Outcome:
         """Do them, `jobs` at a time. keep_going: whether to go on with what needs nothing that failed."""
         waiting = list(self._build.actions)
-        if any(self._ready(waiting)):
-            self._run(waiting, pool, jobs, keep_going, progress)
+        with self._remote or contextlib.nullcontext():
+            if any(self._ready(waiting)):
+                self._run(waiting, pool, jobs, keep_going, progress)
+        if self._remote and (said := self._remote.said):
+            self.outcome.said[said] = None
         self._digests.save()
         self._store.remember(self._name, self._taken)
         return self.outcome
@@ -216,7 +229,17 @@ class Runner:
                 if all(self._digest(path) == digest for path, digest in made.reads.items()) and self._store.has(made):
                     self._note(action, key, made)
                     return True
+        if self._remote and (there := self._remote.find(key, action.outputs, self._source_digests(action))):
+            self._store.note(key, there._replace(given=self._given(action)))
+            self._note(action, key, there)
+            self.outcome.fetched += 1
+            return True
         return False
+
+    def _source_digests(self, action: Action) -> Callable[[str], str] | None:
+        """Return what gives the digest of a source that an action may read, and raises KeyError for another file."""
+        sources = {path: path for path in self._sources(action)}
+        return (lambda path: self._digest(sources[path])) if action.runs_model else None
 
     def _note(self, action: Action, key: str, made: Made) -> None:
         self._taken[action.outputs[0]] = made.of(key)
@@ -263,4 +286,7 @@ class Runner:
         if output:
             self.outcome.said[output] = None
         key = self._key(action)
-        self._note(action, key, self._store.keep(key, pool.root, action.outputs, reads, seconds, self._given(action)))
+        made = self._store.keep(key, pool.root, action.outputs, reads, seconds, self._given(action))
+        self._note(action, key, made)
+        if self._remote:
+            self._remote.keep(key, made, action.runs_model)

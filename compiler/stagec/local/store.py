@@ -21,9 +21,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from stagec.core.data import writing
 from stagec.core.messages.errors import Problem, StagecError, blaming, mistake
@@ -85,10 +85,41 @@ class Store:
 
     def has(self, made: Made) -> bool:
         """Return whether all outputs are there."""
+        return all(self.has_file(digest, size) for digest, size in made.outputs.values())
+
+    def has_file(self, digest: str, size: int) -> bool:
+        """Return whether a file is there."""
         try:
-            return all(self._blob(digest).stat().st_size == size for digest, size in made.outputs.values())
+            return self._blob(digest).stat().st_size == size
         except OSError:
             return False
+
+    def opened(self, digest: str) -> BinaryIO:
+        """Open a file that is there. Raises OSError."""
+        return self._blob(digest).open("rb")
+
+    def receive(self, digest: str, size: int, pieces: Iterable[bytes]) -> bool:
+        """Take a file from elsewhere, if it has this digest and size. Raises StagecError: a full disk."""
+        blob, content = self._blob(digest), hashlib.sha256()
+
+        def checked() -> Iterator[bytes]:
+            received = 0
+            for piece in pieces:
+                content.update(piece)
+                received += len(piece)
+                yield piece
+            if (content.hexdigest(), received) != (digest, size):
+                raise _OtherBytes
+
+        with _blaming(self.folder):
+            blob.parent.mkdir(exist_ok=True)
+            try:
+                with writing.folder(blob.parent) as parent:
+                    writing.file(parent, blob.name, checked(), 0o444)
+            except _OtherBytes:
+                return False
+        self._sound.add(digest)
+        return True
 
     def place(self, digest: str, path: Path) -> None:
         """Let a file be at a path of an execution root too, unless something is.
@@ -132,10 +163,15 @@ class Store:
                     path.rename(blob)
                 self.place(digest, path)
                 taken[name] = digest, size
-            made = Made(reads, taken, seconds, given or {})
-            others = [other for other in self.find(key) if other.reads != reads]
-            self._write(f"actions/{key}.json", [tuple(entry) for entry in [made, *others][:_KEPT]])
+        made = Made(reads, taken, seconds, given or {})
+        self.note(key, made)
         return made
+
+    def note(self, key: str, made: Made) -> None:
+        """Remember what an action made; its outputs are there. Raises StagecError: a full disk."""
+        others = [other for other in self.find(key) if other.reads != made.reads]
+        with _blaming(self.folder):
+            self._write(f"actions/{key}.json", [tuple(entry) for entry in [made, *others][:_KEPT]])
 
     def write(self, digest: str, path: str) -> None:
         """Write a file to a path of the user's, in one step. Raises StagecError if what is kept is damaged."""
@@ -231,6 +267,10 @@ class Store:
         writing.named(str(self.folder / name), [json.dumps(value).encode()])
 
 
+class _OtherBytes(Exception):
+    """A file is not the one that it should be."""
+
+
 class Digests:
     """The digests of files: a file whose state is as before has the digest that it had."""
 
@@ -242,14 +282,14 @@ class Digests:
         with contextlib.suppress(OSError, ValueError):
             self._known = json.loads((store.folder / name).read_bytes())
 
-    def of(self, path: str) -> str:
-        """Return the digest of a file; the same one each time. Raises OSError."""
+    def of(self, path: str, read: Callable[[str], str] | None = None) -> str:
+        """Return the digest of a file, or what `read` reads in it; the same one each time. Raises OSError."""
         if path not in self._taken:
             now = state(path)
             before, digest = self._known.get(path, ([], ""))
             if max(now[-2:]) >= time.time_ns() - int(_FRESH * 1e9):  # before it is read
                 self._fresh.add(path)
-            self._taken[path] = now, digest if before == now else digest_of(path)
+            self._taken[path] = now, digest if before == now else (read or digest_of)(path)
         return self._taken[path][1]
 
     def changed(self, paths: Sequence[str]) -> list[str]:

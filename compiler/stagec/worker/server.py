@@ -31,10 +31,11 @@ from stagec.worker import isolation, outputs
 from stagec.worker.action import Ended, Process, mebibytes
 from stagec.worker.jail import said
 from stagec.worker.protocol import Request, Requests, Response
-from stagec.worker.root import identity, packages
+from stagec.worker.root import identity, import_roots, packages
 
 _COMPILER = os.path.abspath(__file__).removesuffix("/stagec/worker/server.py")
 _SOURCES = f"{_COMPILER}/stagec/", f"{_COMPILER}/extensions/"
+_PACKAGES = "/site-packages"
 _IN_PLACE = ("action bundle",)
 """Commands that work in the execution root, with the files of the machine: they run no code of a model's, and open what
 their arguments name. To give a bundle its thousands of inputs took longer than to write it."""
@@ -105,6 +106,7 @@ class _Worker:
         # for the sandbox again. The compiler is seen where it is: to show its sources as inputs as well takes long.
         unread = {f"{path}-0.params" for path in declared}
         inputs = [path for path in request.inputs if path not in unread and not f"{here}/{path}".startswith(_SOURCES)]
+        inputs = _as_folders(inputs, here)
         try:
             if [*map(identity, packages())] != self._packages:  # Bazel makes a repository again as a new folder
                 self.end()
@@ -217,6 +219,16 @@ class _Fork:
         if not self.ended:
             self.end()
         self._folder.close()
+
+
+def _as_folders(inputs: Sequence[str], here: str) -> list[str]:
+    """Return inputs with the folders of packages in place of the files in them: each input takes a mount.
+
+    Of a lock's packages, Bazel names the folder alone, and of a hub's each of thousands of files.
+    """
+    folders = [f"{os.path.relpath(path, here)}/" for path in import_roots() if path.endswith(_PACKAGES)]
+    of = {path: folder[:-1] for path in inputs for folder in folders if path.startswith(folder)}
+    return list(dict.fromkeys(of.get(path, path) for path in inputs))
 
 
 def _values(arguments: Sequence[str], option: str) -> list[str]:

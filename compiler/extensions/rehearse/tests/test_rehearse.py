@@ -135,9 +135,9 @@ def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
     assert said in (tmp_path / "report.html").read_text()
     needs_isolation()
     words = ["--target", "cpu-avx2", "--jax-cache", "cache", "--artifacts", "all"]
-    done = build(tmp_path / "again", rehearsal, *words, "--statement", "s.json", "--sbom", "b.json")
+    folder = tmp_path / "a:gain"  # words of actions have colons between paths
+    done = build(folder, rehearsal, *words, "--statement", "s.json", "--sbom", "b.json")
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "again"
     written = {path.name: path.read_bytes() for path in (folder / "cache").iterdir()}
     assert written == {path.name: path.read_bytes() for path in cache.iterdir()}
     assert (folder / "all" / "programs.report.html").read_bytes() == (tmp_path / "report.html").read_bytes()
@@ -152,13 +152,13 @@ def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
     }
     keys = (rehearsal / "programs").iterdir()
     assert resolved == {
-        "rehearsal/programs.toml": sha256(rehearsal / programs.NAME),
-        **{f"rehearsal/programs/{key.name}": sha256(key) for key in keys},
+        "re:hearsal/programs.toml": sha256(rehearsal / programs.NAME),
+        **{f"re:hearsal/programs/{key.name}": sha256(key) for key in keys},
     }
     component = json.loads((folder / "b.json").read_text())["metadata"]["component"]
     assert component["name"] == "programs.jax_cache.tar"
     assert "0 actions ran" in build(folder, None, *words).stdout
-    toml = folder / "rehearsal" / programs.NAME
+    toml = folder / "re:hearsal" / programs.NAME
     toml.write_text(toml.read_text().replace("runs = 3", "runs = 4"))  # only the page has it
     assert "2 actions ran" in build(folder, None, *words).stdout
     assert {path.name: path.read_bytes() for path in (folder / "cache").iterdir()} == written
@@ -167,9 +167,9 @@ def test_jax_finds_all_that_was_built(rehearsed: Path, tmp_path: Path) -> None:
 def build(folder: Path, rehearsal: Path | None, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `stagec build` for a copy of a rehearsal, in a workspace."""
     if rehearsal:
-        shutil.copytree(rehearsal, folder / "rehearsal")
+        shutil.copytree(rehearsal, folder / "re:hearsal")
         (folder / "pyproject.toml").touch()
-    command = ("-m", "stagec", "build", f"rehearsal/{programs.NAME}", *words)
+    command = ("-m", "stagec", "build", f"re:hearsal/{programs.NAME}", *words)
     return run(*command, cwd=folder, XDG_CACHE_HOME=str(folder.parent / "store"))
 
 
@@ -183,19 +183,19 @@ def test_a_rehearsal_that_cannot_be_built(rehearsed: Path, tmp_path: Path) -> No
     done = build(folder, rehearsed / "rehearsal", "--function", "step", "--import-root", "src", "--data", "x.npz")
     assert (done.returncode, done.stderr) == (
         2,
-        "rehearsal/programs.toml: a rehearsal names no targets\n"
+        "re:hearsal/programs.toml: a rehearsal names no targets\n"
         "  name what it was rehearsed for: --target cpu-avx2, --target h100-sxm or --target v5e:2x4\n"
-        "rehearsal/programs.toml: --function is for a manifest, and this is a rehearsal\n  leave it out\n"
-        "rehearsal/programs.toml: --import-root is for a manifest, and this is a rehearsal\n  leave it out\n"
-        "rehearsal/programs.toml: --data is for a manifest, and this is a rehearsal\n  leave it out\n",
+        "re:hearsal/programs.toml: --function is for a manifest, and this is a rehearsal\n  leave it out\n"
+        "re:hearsal/programs.toml: --import-root is for a manifest, and this is a rehearsal\n  leave it out\n"
+        "re:hearsal/programs.toml: --data is for a manifest, and this is a rehearsal\n  leave it out\n",
     )
     done = build(folder, None, "--target", "h100-sxm")
     assert done.returncode == 2
-    assert "rehearsal/programs.toml: device: it was rehearsed on cpu, and the target is h100-sxm\n" in done.stderr
-    code = f"import stagec; stagec.build('rehearsal/{programs.NAME}', targets=['cpu-avx2'])"
+    assert "re:hearsal/programs.toml: device: it was rehearsed on cpu, and the target is h100-sxm\n" in done.stderr
+    code = f"import stagec; stagec.build('re:hearsal/{programs.NAME}', targets=['cpu-avx2'])"
     done = run("-c", code, cwd=folder, XDG_CACHE_HOME=str(tmp_path / "store"))
     assert done.stderr.endswith(
-        "StagecError: rehearsal/programs.toml: a rehearsal has no bundle to load\n  build it with stagec build\n"
+        "StagecError: re:hearsal/programs.toml: a rehearsal has no bundle to load\n  build it with stagec build\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Examine the build of a compiler's library that stagec does not know, and write its row."""
+"""Examine the build of a compiler's library, and write its row, if stagec does not know it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def run(options: Options) -> None:
     from stagec.patches.machine_code import PatchError
 
     try:
-        known_builds.write(Path(options.output), [examination.examine(options.platform)])
+        _, is_known = known_builds.identity(examination.library(options.platform))
+        known_builds.write(Path(options.output), [] if is_known else [examination.examine(options.platform)])
     except PatchError as error:
         raise mistake(str(error), error.write) from error
