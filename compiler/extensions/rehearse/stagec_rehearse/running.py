@@ -78,8 +78,8 @@ def resolved(device: str, devices: int, processes: int) -> tuple[str, int]:
             raise mistake(what, f"write --devices {either([str(count) for count in hosts.values()])}")
         return named, devices
     if not _is_of_one_host(device):
-        what, hosts = f"{device} has more than one host, and each has a process", _slice(device).num_hosts
-        raise mistake(what, f"write --processes {hosts}")
+        what = f"{device} has more than one host, and each has a process"
+        raise mistake(what, f"write --processes {_slice(device).num_hosts}")
     if devices not in (1, _devices(device)):
         raise mistake(f"{device} has {_devices(device)} devices, not {devices}", "leave out --devices")
     return _target(device).topology, _devices(device)

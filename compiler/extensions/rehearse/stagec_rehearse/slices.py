@@ -53,7 +53,7 @@ class Slice:
         tpu.check_machine()
         topology = tpu.slice_of(self._target)
         devices = plugins.topology_devices(tpu.PLUGIN, str(topology), topology.options())
-        client = xla_client.make_cpu_client(num_devices=len(devices) // self._processes, **self._joined())
+        client: Any = xla_client.make_cpu_client(num_devices=len(devices) // self._processes, **self._joined())
         # Both list a host's devices in a row, as JAX expects; libtpu numbers them across hosts.
         self._twins = dict(zip(client.devices(), devices, strict=True))
         self._answer()
