@@ -524,6 +524,27 @@ def test_a_key_that_is_not_the_one_of_its_program_is_refused(small: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
+def test_flags_that_change_no_executable_are_part_of_its_name(small: Path, tmp_path: Path) -> None:
+    """MaxText sets them, whatever the device."""
+    (key,) = (small / "out").glob("*.jax.key")
+    spec = ("--spec", small / "out" / "small.double.cpu-avx2.spec")
+    flags = b"--xla_dump_large_constants--xla_tpu_spmd_rng_bit_generator_unsafe=true"
+    (tmp_path / "key").write_bytes(_of_key(lambda key: key.with_parts({jax_entries.FLAGS: flags}))(key.read_bytes()))
+    entries = []
+    for name in (key, "key"):
+        done = stagec("action", "jax-compile", *spec, "--key", name, "--output", "xla", "--entry", "json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        ((entry,), executable) = (
+            json.loads((tmp_path / "json").read_text())["entries"],
+            (tmp_path / "xla").read_bytes(),
+        )
+        entries.append((entry, executable))
+    (before, plain), (after, told) = entries
+    assert plain == told
+    assert before["names"] != after["names"]
+    assert after["parts"][jax_entries.FLAGS] == jax_entries.digest(flags)
+
+
 @pytest.mark.parametrize(
     "name", ["../jit_double-" + 64 * "0", "/tmp/jit-" + 64 * "0", "jit_double", "a\0b-" + 64 * "0"]
 )

@@ -10,9 +10,11 @@ nothing that stagec did not look at.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from jaxlib import _jax, xla_client
@@ -22,7 +24,7 @@ from stagec.backends import analysis, compilation
 from stagec.backends.compilation import CannotCompile, CompiledModule
 from stagec.building.compilation import problem
 from stagec.core.builds.platforms import GPUS
-from stagec.core.builds.specs import CpuTarget, ExecutableSpec, TargetSpec
+from stagec.core.builds.specs import CompilerOption, CpuTarget, ExecutableSpec, TargetSpec
 from stagec.core.data import wire
 from stagec.core.messages.errors import Problem, StagecError
 from stagec.jaxcache import jax_entries
@@ -34,6 +36,10 @@ from stagec.stages import mlir
 _DEBUG_OPTIONS = (3, 3)
 """Fields of CompileOptions, and of its ExecutableBuildOptions: XLA's flags
 (https://github.com/openxla/xla/blob/main/xla/pjrt/proto/compile_options.proto)."""
+_FLAG = re.compile(r"--(?:xla_dump_large_constants(?:=\w+)?|(xla_tpu_\w+)=(true|false|0|[1-9]\d{0,8}))", re.ASCII)
+"""A flag that a program may set, as MaxText does: of dumps, or libtpu's, which names no file, and is an option too.
+
+Elsewhere nothing reads libtpu's: XLA ends a process that has one in XLA_FLAGS, so it is of LIBTPU_INIT_ARGS."""
 
 
 def compile_for_jax(
@@ -60,7 +66,10 @@ def compile_for_jax(
             register_custom_calls(mlir.custom_calls(module))
         try:
             chosen = {"ids": first.ids} if first.ids else {}
-            compiled = backend.compile_module(module, target, first.mesh, first.parts[jax_entries.OPTIONS], **chosen)
+            told = dataclasses.replace(
+                target, compiler_options={**target.compiler_options, **_of_libtpu(first, target)}
+            )
+            compiled = backend.compile_module(module, told, first.mesh, first.parts[jax_entries.OPTIONS], **chosen)
         except CannotCompile as error:
             raise problem(error, spec) from error
     topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
@@ -106,9 +115,8 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
         yield f"the module {called} is named {key.module}"
     if key.parts[jax_entries.JAXLIB] != compatibility.version().encode():
         yield f"it is of another jaxlib than {compatibility.version()}"
-    # A flag may name a file to write. It came from a process in which a model ran, so only JAX's own is accepted.
-    if key.parts[jax_entries.FLAGS] not in ({b"", _TPU_FLAG} if target.platform == "tpu" else {b""}):
-        said = key.parts[jax_entries.FLAGS].decode(errors="replace")
+    # A flag may name a file to write, and it came from a process in which a model ran.
+    if said := "".join(flag for flag in _flags(key) if not _FLAG.fullmatch(flag)):
         yield f"XLA_FLAGS or LIBTPU_INIT_ARGS was {said} where the model ran; write the target's compiler_options"
     if key.parts[jax_entries.HOOK]:
         yield "its model added something by a hook of JAX"
@@ -126,6 +134,17 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
     # Options of XLA that are strings name files to read or write, and a model may have set them.
     if _texts(serialized) - _texts(_own_options()) - {b""}:
         yield "it sets options of XLA that may name files"
+
+
+def _flags(key: Key) -> list[str]:
+    """Return the flags in a key: JAX hashes them sorted, in a row."""
+    return list(filter(None, re.split("(?=--)", key.parts[jax_entries.FLAGS].decode(errors="replace"))))
+
+
+def _of_libtpu(key: Key, target: TargetSpec) -> dict[str, CompilerOption]:
+    """Return what a key's flags change of an executable, as options of XLA."""
+    flags = (_FLAG.fullmatch(flag) for flag in _flags(key) if flag != jax_entries.TPU_FLAG)
+    return {flag[1]: json.loads(flag[2]) for flag in flags if flag and flag[1]} if target.platform == "tpu" else {}
 
 
 def _own_options() -> bytes:
@@ -187,7 +206,7 @@ def _on_devices(key: Key, platform: str, device_ids: Sequence[int]) -> Key:
         return key
     options = xla_client.CompileOptions.ParseFromString(key.parts[jax_entries.OPTIONS])
     options.device_assignment = clients.compile_options(device_ids).device_assignment
-    return key.with_parts({jax_entries.FLAGS: _TPU_FLAG, jax_entries.OPTIONS: options.SerializeAsString()})
-
-
-_TPU_FLAG = jax_entries.TPU_FLAG.encode()
+    flags, own = _flags(key), jax_entries.TPU_FLAG
+    flags += [own] if not any(flag.startswith(own.partition("=")[0]) for flag in flags) else []
+    said = "".join(sorted(flags)).encode()
+    return key.with_parts({jax_entries.FLAGS: said, jax_entries.OPTIONS: options.SerializeAsString()})

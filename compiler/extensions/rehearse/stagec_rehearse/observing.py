@@ -94,12 +94,13 @@ def start() -> None:
         # JAX asks the kernel before it starts XLA's plugin.
         hardware_utils.has_visible_nvidia_gpu = lambda: True
         hardware_utils.num_available_amd_gpus = lambda **_: 1
+    address, slice_address, processes, number = os.environ.get(f"{FOLDER}_JOINED", "  1 0").split(" ")
     if _PLATFORM == "tpu":
         from stagec_rehearse.slices import Slice
 
-        observer.slice = Slice(running.tpus(os.environ[f"{FOLDER}_DEVICE"]))
-    if joined := os.environ.get(f"{FOLDER}_JOINED"):
-        address, processes, number = joined.split()
+        target = running.tpus(os.environ[f"{FOLDER}_DEVICE"], int(processes))
+        observer.slice = Slice(target, slice_address, int(processes), int(number))
+    if address:
         join = distributed.State.initialize
 
         # Whatever the program says, or finds in the variables of a cluster.
@@ -110,6 +111,11 @@ def start() -> None:
             join(**named)
 
         distributed.State.initialize = joining  # type: ignore[method-assign]
+        if _PLATFORM != "cpu":
+            from jax.experimental import multihost_utils
+
+            # Where results are zeros, no process has the value of another. `jax.device_put` compares them over a mesh.
+            multihost_utils.assert_equal = lambda tree, *_, **__: multihost_utils.process_allgather(tree, tiled=True)
     versions = {
         name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *_PLUGINS[_PLATFORM]) if _has(name)
     }

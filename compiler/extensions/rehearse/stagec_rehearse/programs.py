@@ -259,13 +259,16 @@ def misses(rehearsal: Rehearsal, keys: Mapping[str, bytes], index: Sequence[Entr
     return told
 
 
-def storms(programs: Iterable[Program], most: int = 3) -> Iterator[tuple[Program, int, str]]:
-    """Yield what JAX compiled more than `most` times for one line: one of the programs, how often, and the reason."""
+def storms(rehearsal: Rehearsal, most: int = 3) -> Iterator[tuple[Program, int, str]]:
+    """Yield what JAX compiled more than `most` times for one line: one of the programs, how often, and the reason.
+
+    Each process compiles a program for a TPU of its own, so of several each may be once among `programs`.
+    """
     groups: dict[tuple[str, str], list[Program]] = {}
-    for program in programs:
+    for program in rehearsal.programs:
         groups.setdefault((program.name, program.line), []).append(program)
     for group in groups.values():
-        if len(group) > most:
+        if len(group) > most * rehearsal.processes:
             yield group[0], len(group), _reason(group)
 
 

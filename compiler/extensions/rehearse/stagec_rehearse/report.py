@@ -105,7 +105,7 @@ def of_build(rehearsal: Rehearsal, costs: Mapping[tuple[str, str], Mapping[str, 
     parts = [
         ("compiled with settings of the program's own:", [f"{how[each]} with {each}" for each in sorted(how) if each]),
         ("compiled around a defect of XLA:", [f"{issue}: {', '.join(names)}" for issue, names in around.items()]),
-        *_of_programs(rehearsal.programs),
+        *_of_programs(rehearsal),
     ]
     columns = ("memory", "flops", "takes at least", "size", "runs", "target", "program", "line")
     rows = [Row(each, _taken(each, costs[target, each.file]), [target]) for target in targets for each in built]
@@ -170,7 +170,7 @@ def _parts(told: Told) -> list[tuple[str, Sequence[str]]]:
             "not computed, so its results were zeros:",
             [f"{_where(each)}: {each.zeros}" for each in listed if each.zeros],
         ),
-        *_of_programs(listed),
+        *_of_programs(told.rehearsal),
         ("other than before:", told.differences),
         ("over the budget:", told.faults),
         ("not rehearsed, so nothing was written:", told.missing),
@@ -178,15 +178,17 @@ def _parts(told: Told) -> list[tuple[str, Sequence[str]]]:
     return [(title, lines) for title, lines in every if lines]
 
 
-def _of_programs(listed: Sequence[Program]) -> list[tuple[str, Sequence[str]]]:
+def _of_programs(rehearsal: Rehearsal) -> list[tuple[str, Sequence[str]]]:
     """Return what there is to tell of programs, whether they were rehearsed or built."""
+    listed = rehearsal.programs
     large = [
         f"{_where(program)} has {constant['aval']}, {in_bytes(constant['bytes'])}: pass it as an argument"
         for program in listed
         for constant in program.constants
     ]
     stormy = [
-        f"{_where(program)} was compiled {times} times: {reason}" for program, times, reason in programs.storms(listed)
+        f"{_where(program)} was compiled {times} times: {reason}"
+        for program, times, reason in programs.storms(rehearsal)
     ]
     not_built = [f"{_where(each)}: {each.not_kept}" for each in listed if each.not_kept]
     return [

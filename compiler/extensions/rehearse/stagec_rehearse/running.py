@@ -60,37 +60,52 @@ def platform(device: str) -> str:
     return known[device]
 
 
-def resolved(device: str, devices: int) -> tuple[str, int]:
+def resolved(device: str, devices: int, processes: int) -> tuple[str, int]:
     """Return the name of a device as programs.toml has it, and how many of them a process sees.
 
     device: "cpu", the short name of a GPU, a generation of TPUs ("v5e"), or a slice of them ("v5e:2x4").
-    Raises StagecError for a slice that is not the one of a host, or has another number of devices.
+    Raises StagecError for a slice that has another number of hosts than processes, or of devices.
     """
     if platform(device) != "tpu":
         return device, devices
+    if processes > 1:
+        return _of_hosts(device, devices, processes)
     if chip := tpu.generations().get(device):
         hosts = {_target(name).topology: _devices(name) for name in topologies(chip) if _is_of_one_host(name)}
         named = next((name for name, count in hosts.items() if count == devices), None)
         if named is None:
-            what = f"no host has {devices} devices of {device}, and a rehearsal on TPUs is for one host"
+            what = f"no host has {devices} devices of {device}"
             raise mistake(what, f"write --devices {either([str(count) for count in hosts.values()])}")
         return named, devices
     if not _is_of_one_host(device):
-        what = f"{device} has more than one host, and a rehearsal on TPUs is for one"
-        raise mistake(what, f"write --device {device.partition(':')[0]}, and --devices for those of a host")
+        what = f"{device} has more than one host, and each has a process"
+        raise mistake(what, f"write --processes {_slice(device).num_hosts}")
     if devices not in (1, _devices(device)):
         raise mistake(f"{device} has {_devices(device)} devices, not {devices}", "leave out --devices")
     return _target(device).topology, _devices(device)
 
 
-def on_one_host(target: TpuTarget) -> TpuTarget:
-    """Return a target as a rehearsal has it: all chips of the slice are of one host."""
+def _of_hosts(device: str, devices: int, processes: int) -> tuple[str, int]:
+    """Return the same for a slice of several hosts, of four chips each."""
+    if device in tpu.generations():
+        names = topologies(tpu.generations()[device])
+        example = next((name for name in names if _slice(name).num_hosts == processes), names[-1])
+        raise mistake(f"{device} is not a slice of {processes} hosts", f"write one, such as {example}")
+    hosts, count = _slice(device).num_hosts, _devices(device) // processes
+    if hosts != processes:
+        what = f"{device} has {hosts} {'host' if hosts == 1 else 'hosts'}, and each has a process"
+        raise mistake(what, f"write --processes {hosts}" if hosts > 1 else "leave out --processes")
+    if devices not in (1, count):
+        raise mistake(f"a host of {device} has {count} devices, not {devices}", "leave out --devices")
+    return _target(device).topology, count
+
+
+def tpus(device: str, processes: int) -> TpuTarget:
+    """Return the target of a slice of TPUs, as a rehearsal has it: with one process, all chips are of one host."""
+    target = _target(device)
+    if processes > 1:
+        return target
     return dataclasses.replace(target, chips_per_host="x".join(map(str, _slice(target.topology).shape)))
-
-
-def tpus(device: str) -> TpuTarget:
-    """Return the target of a slice of TPUs, as a rehearsal has it."""
-    return on_one_host(_target(device))
 
 
 def _target(device: str) -> TpuTarget:
@@ -138,7 +153,9 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
         from stagec.backends.tpu import compiler
 
         own_variables = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # the program's, and parts of JAX's keys
-        told = {name: value for name, value in compiler.environment(tpus(device)).items() if name not in own_variables}
+        told = {
+            name: value for name, value in compiler.environment(_target(device)).items() if name not in own_variables
+        }
         flags = os.environ.get("LIBTPU_INIT_ARGS", "")
         if jax_entries.TPU_FLAG.partition("=")[0] not in flags:  # as JAX does where there are TPUs
             told["LIBTPU_INIT_ARGS"] = f"{flags} {jax_entries.TPU_FLAG}"
@@ -171,13 +188,16 @@ def environment(device: str, devices: int, folder: Path, cache: str, values: str
 
 
 def joined(variables: Mapping[str, str], processes: int) -> list[dict[str, str]]:
-    """Return the variables of each of a program's processes, with which `jax.distributed.initialize()` joins them."""
+    """Return the variables of each of a program's processes: where JAX joins them, and where a slice of TPUs does."""
     if processes == 1:
         return [{**variables}]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    return [{**variables, f"{FOLDER}_JOINED": f"{address} {processes} {number}"} for number in range(processes)]
+    with socket.socket() as program, socket.socket() as slice_:
+        addresses = []
+        for free in (program, slice_):
+            free.bind(("localhost", 0))
+            addresses.append(f"localhost:{free.getsockname()[1]}")
+    of_all = f"{' '.join(addresses)} {processes}"
+    return [{**variables, f"{FOLDER}_JOINED": f"{of_all} {number}"} for number in range(processes)]
 
 
 def run(command: Sequence[str], each: Sequence[Mapping[str, str]], folder: Path, seconds: float, idle: float) -> Ended:

@@ -1,12 +1,14 @@
 """A slice of TPUs that is not there: JAX's CPU client, which answers as TPUs, and libtpu, which compiles for them.
 
 libtpu makes no client without chips, but it describes the devices of a topology and compiles for them. So JAX's CPU
-client holds the arrays, and each of its devices says what libtpu's device of the same number says. JAX runs what was
-compiled from Python, where nothing is run: results are zeros in memory that nobody has written, and takes none.
+client holds the arrays, and each of its devices says what libtpu's says: of the same host, and the same place among the
+host's. JAX runs what was compiled from Python, where nothing is run: results are zeros in memory that nobody has
+written, and takes none. A slice of several hosts has a process for each, and XLA joins their clients.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import mmap
 import sys
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax._src import compiler, core, sharding_impls, xla_bridge
+from jax._src import compiler, core, distributed, sharding_impls, xla_bridge
 from jaxlib import _jax, xla_client
 
 from stagec.backends import plugins
@@ -29,11 +31,17 @@ _PLATFORM = "tpu"
 class Slice:
     """The devices. here: what the calling thread is about to compile: the module, and which arguments are donated."""
 
-    def __init__(self, target: TpuTarget) -> None:
-        """Make them JAX's TPUs, before it starts. JAX's own backend for TPUs would look for those of this machine."""
-        self._target = target
+    def __init__(self, target: TpuTarget, address: str, processes: int, number: int) -> None:
+        """Make them JAX's TPUs, before it starts. JAX's own backend for TPUs would look for those of this machine.
+
+        address: where the processes join their parts of the slice. number: of this process.
+        """
+        self._target, self._processes = target, processes
+        self._join = functools.partial(
+            distributed.State.initialize, coordinator_address=address, num_processes=processes, process_id=number
+        )
         self._client: Any = None
-        self._devices: dict[int, Any] = {}
+        self._twins: dict[Any, Any] = {}
         self.here = threading.local()
         xla_bridge.register_backend_factory(_PLATFORM, self._start, priority=300, fail_quietly=False)
 
@@ -45,8 +53,9 @@ class Slice:
         tpu.check_machine()
         topology = tpu.slice_of(self._target)
         devices = plugins.topology_devices(tpu.PLUGIN, str(topology), topology.options())
-        client = xla_client.make_cpu_client(num_devices=len(devices))
-        self._devices = {device.id: device for device in devices}
+        client: Any = xla_client.make_cpu_client(num_devices=len(devices) // self._processes, **self._joined())
+        # Both list a host's devices in a row, as JAX expects; libtpu numbers them across hosts.
+        self._twins = dict(zip(client.devices(), devices, strict=True))
         self._answer()
         self._client = client
         kind = devices[0].device_kind
@@ -55,6 +64,18 @@ class Slice:
             file=sys.stderr,
         )
         return client
+
+    def _joined(self) -> dict[str, Any]:
+        """Return how a client is one of several. A program on TPUs need not call `jax.distributed.initialize`.
+
+        If it does, JAX's client for the CPU tells the others of its devices at that address, so this has its own.
+        """
+        if self._processes == 1:
+            return {}
+        state = distributed.State()
+        self._join(state)
+        atexit.register(state.shutdown)
+        return {"distributed_client": state.client, "node_id": state.process_id, "num_nodes": state.num_processes}
 
     def _answer(self) -> None:
         """Let the types of jaxlib answer for these devices as they answer for libtpu's, and for others as before."""
@@ -78,8 +99,8 @@ class Slice:
             return lambda _: getattr(first.client, name)
 
         of_slice, is_client = self.__contains__, lambda client: client is self._client
-        first = next(iter(self._devices.values()))
-        for name in ("platform", "device_kind"):
+        first = next(iter(self._twins.values()))
+        for name in ("id", "platform", "device_kind"):
             asked(_jax.Device, name, of_twin(name), of_slice)
         asked(_jax.Device, "__getattr__", lambda device: functools.partial(getattr, self._twin(device)), of_slice)
         asked(_jax.Device, "__repr__", lambda device: lambda: repr(self._twin(device)), of_slice)
@@ -103,7 +124,7 @@ class Slice:
         compiler.backend_compile_and_load = compiled
 
     def _twin(self, device: Any) -> Any:
-        return self._devices[device.id]
+        return self._twins[device]
 
     def _memory(self) -> dict[str, int]:
         return {"bytes_limit": tpu.hardware(self._target).memory or 0, "bytes_in_use": 0, "peak_bytes_in_use": 0}
@@ -133,7 +154,8 @@ class Executable:
     """
 
     def __init__(self, made: Any, client: Any, devices: Sequence[Any], donated: Sequence[int]) -> None:
-        self._made, self.client, self._devices, self._donated = made, client, devices, donated
+        self._made, self.client, self._donated = made, client, donated
+        self._devices = [device for device in devices if device.process_index == client.process_index()]
         result = xla_client.XlaComputation(made.hlo_modules()[0].as_serialized_hlo_module_proto())
         shape = result.program_shape().result_shape()
         shapes = shape.tuple_shapes() if shape.is_tuple() else [shape]
@@ -145,7 +167,7 @@ class Executable:
             setattr(self, f"get_{name}", getattr(made, f"get_{name}"))
 
     def local_devices(self) -> list[Any]:
-        """Return the devices, in the order in which the program is on them."""
+        """Return those of this process, in the order in which the program is on them."""
         return [*self._devices]
 
     def execute_sharded(self, arguments: Sequence[Any], with_tokens: bool = False) -> _Results:

@@ -5,14 +5,16 @@ Modules: `stagec_rehearse/slices.py`, `stagec_rehearse/running.py`.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import PROGRAMS, found_again, run, stagec
+from compiler.extensions.rehearse.tests.processes import PROGRAMS, built, found_again, run, stagec
+from stagec.backends.tpu import compiler
 from stagec.jaxcache import jax_entries
-from stagec_rehearse import programs
+from stagec_rehearse import programs, running
 from tests.backends.deviceless import installed
 
 with_libtpu = installed(libtpu="libtpu")
@@ -86,22 +88,100 @@ def test_jax_sees_the_slice(tmp_path: Path) -> None:
     assert b"tpu" in key.parts[jax_entries.PLATFORM]
 
 
+POD = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+# No jax.distributed.initialize(): libtpu knows its hosts.
+places = [(device.id, device.process_index, *device.coords) for device in jax.devices()]
+print("devices", jax.process_index(), jax.process_count(), places, [device.id for device in jax.local_devices()])
+mesh = jax.make_mesh((4, 4), ("a", "b"))
+w = jax.device_put(np.ones((16, 8), np.float32), NamedSharding(mesh, P("a", "b")))  # JAX compares the hosts' values
+x = jax.make_array_from_process_local_data(NamedSharding(mesh, P(("a", "b"))), np.ones((4, 16), np.float32))
+
+@jax.jit
+def step(w, x):
+    return w + 1, jnp.sum(x * 2)
+
+w, loss = step(w, x)
+print("shards", jax.process_index(), [shard.device.id for shard in w.addressable_shards], float(loss))
+print(jax.jit(lambda x: x * 3)(jnp.ones(3)).device.process_index)
+multihost_utils.sync_global_devices("end")
+"""
+OWN_KEY = """
+import jax
+import jax.numpy as jnp
+from jax._src import compilation_cache, compiler
+from jax.experimental import mesh_utils, topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+def stop(backend, computation, devices, options, *_, **__):
+    raise SystemExit(print(compilation_cache.get_cache_key(computation, devices, options, backend)))
+
+compiler.compile_or_get_cached = stop
+devices = topologies.get_topology_desc("v5e:4x4", "tpu", chips_per_host_bounds=(2, 2, 1)).devices
+mesh = Mesh(mesh_utils.create_device_mesh((4, 4), devices), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+
+def given(shape, *axes):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
+
+@jax.jit
+def step(w, x):
+    return w + 1, jnp.sum(x * 2)
+
+step.lower(given((16, 8), "a", "b"), given((16, 16), ("a", "b"))).compile()
+"""
+
+
+@with_libtpu
+def test_a_slice_of_several_hosts(tmp_path: Path) -> None:
+    """Each process has its host's chips; all that they compile is found, and a key is JAX's own for the slice."""
+    (tmp_path / "program.py").write_text(POD)
+    rehearse = ("-m", "stagec", "rehearse", "--device", "v5e:4x4", "--processes", "4")
+    command = ("--", sys.executable, "program.py")
+    done = run(*rehearse, *command, cwd=tmp_path)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert "rehearsed on 4 virtual v5e:4x4, 4 processes: " in told
+    assert "compiled again and again" not in told
+    for host, chips in enumerate(([0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15])):
+        assert f"devices {host} 4 [(0, 0, 0, 0, 0), (1, 0, 1, 0, 0), (4, 0, 0, 1, 0), (5, 0, 1, 1, 0), (2, 1, " in told
+        assert f"{chips}\n" in told, told
+        assert f"shards {host} {chips} 0.0\n" in told, told
+    listed = programs.read(str(tmp_path / "rehearsal" / programs.NAME))
+    assert (listed.device, listed.devices, listed.processes) == ("v5e:4x4", 4, 4)
+    cache, count = built(tmp_path / "rehearsal", "v5e:4x4", tmp_path)
+    again = run(*rehearse, "-o", "again", "--jax-cache", cache, *command, cwd=tmp_path)
+    ((number, compiled),) = re.findall(r"found in JAX's cache:\n  (\d+) of (\d+) compilations", again.stdout)
+    assert (again.returncode, number) == (0, compiled), again.stdout
+    assert int(compiled) >= count >= 10  # all hosts look for a program over the whole mesh
+    variables = compiler.environment(running.tpus("v5e:4x4", 4)) | {"JAX_FORCE_TPU_INIT": "1", "JAX_PLATFORMS": "cpu"}
+    own = run("-c", OWN_KEY, cwd=tmp_path, **variables)
+    assert own.returncode == 0, own.stderr
+    assert Path(cache, f"{own.stdout.strip()}-cache").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (
             ("v5e", "--devices", "3"),
-            "no host has 3 devices of v5e, and a rehearsal on TPUs is for one host\n  write --devices 1, 4 or 8",
+            "no host has 3 devices of v5e\n  write --devices 1, 4 or 8",
         ),
         (
             ("v5e:4x4",),
-            "v5e:4x4 has more than one host, and a rehearsal on TPUs is for one\n"
-            "  write --device v5e, and --devices for those of a host",
+            "v5e:4x4 has more than one host, and each has a process\n  write --processes 4",
         ),
         (("v4:4x4x8_twisted",), "v4:4x4x8_twisted has more than one host"),
         (("v5e:2x4", "--devices", "4"), "v5e:2x4 has 8 devices, not 4"),
         (("v5e", "--values", "cpu"), "--values cpu is for one GPU"),
-        (("v5e", "--processes", "2"), "TPUs are rehearsed in one process, with those of a host"),
+        (("v5e", "--processes", "2"), "v5e is not a slice of 2 hosts\n  write one, such as v5e:2x4"),
+        (("v5e:4x4", "--processes", "2"), "v5e:4x4 has 4 hosts, and each has a process\n  write --processes 4"),
+        (("v5e:2x2", "--processes", "2"), "v5e:2x2 has 1 host, and each has a process\n  leave out --processes"),
+        (("v5p:2x2x2", "--processes", "2", "--devices", "8"), "a host of v5p:2x2x2 has 4 devices, not 8"),
     ],
 )
 def test_what_cannot_be_rehearsed(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

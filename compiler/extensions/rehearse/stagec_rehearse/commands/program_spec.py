@@ -31,7 +31,9 @@ def run(options: Options) -> None:
         target = dataclasses.replace(target, topology=f"1x{rehearsal.processes}x{rehearsal.devices}")
     name = options.target if target.platform in GPUS else target.platform
     if isinstance(target, specs.TpuTarget):
-        target, name = running.on_one_host(target), target.topology
+        name = target.topology
+        if rehearsal.device == name:
+            target = running.tpus(name, rehearsal.processes)
     problems = []
     if rehearsal.device != name:
         what = f"it was rehearsed on {rehearsal.device}, and the target is {options.target}"

@@ -14,7 +14,8 @@ OPTIONS = {
     "--device DEVICE": 'a GPU or a TPU, as in stagec targets ("h100-sxm", "mi300x", "v5e"), or "cpu"',
     "[--devices DEVICES]": value("how many of them the program sees (default: 1)", 1, at_least(1)),
     "[--processes PROCESSES]": value(
-        "how many processes run it, each with its devices, joined by jax.distributed.initialize() (default: 1)",
+        "how many processes run it, each with its devices, joined by jax.distributed.initialize(): for a slice of "
+        "TPUs as many as it has hosts (default: 1)",
         1,
         at_least(1),
     ),
@@ -39,12 +40,10 @@ def run(options: Options) -> Answer:
     from stagec.core.builds.platforms import GPUS
     from stagec_rehearse import page, programs, report, running
 
-    device, devices = running.resolved(options.device, options.devices)
+    device, devices = running.resolved(options.device, options.devices, options.processes)
     platform = running.platform(device)
     if options.values == running.CPU and (platform == "tpu" or (platform in GPUS and devices > 1)):
         raise mistake("--values cpu is for one GPU: leave it out, or rehearse with --device cpu")
-    if platform == "tpu" and options.processes > 1:
-        raise mistake("TPUs are rehearsed in one process, with those of a host: leave out --processes")
     output = Path(options.output)
     index = programs.entries(options.jax_cache) if options.jax_cache else None
     compared = programs.read(options.compare) if options.compare else None
