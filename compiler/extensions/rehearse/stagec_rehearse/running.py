@@ -64,9 +64,13 @@ def resolved(device: str, devices: int) -> tuple[str, int]:
     """Return the name of a device as programs.toml has it, and how many of them a process sees.
 
     device: "cpu", the short name of a GPU, a generation of TPUs ("v5e"), or a slice of them ("v5e:2x4").
-    Raises StagecError for a slice that is not the one of a host, or has another number of devices.
+    Raises StagecError for a slice that is not the one of a host, or has another number of devices, and for more GPUs
+    than a virtual driver has.
     """
-    if platform(device) != "tpu":
+    if (kind := platform(device)) != "tpu":
+        if kind != CPU and devices > driver.MOST_DEVICES:
+            what = f"a virtual driver has {driver.MOST_DEVICES} devices at most, and --devices says {devices}"
+            raise mistake(what, "write --processes for those of other machines")
         return device, devices
     if chip := tpu.generations().get(device):
         hosts = {_target(name).topology: _devices(name) for name in topologies(chip) if _is_of_one_host(name)}
