@@ -17,7 +17,7 @@ _FILES = {
 }
 _FOR_ALL = {name: Label("//compiler:" + file) for name, file in _FILES.items()}
 
-# Of that release, AMD's devices have no plugin.
+# AMD has no plugin of 0.12.0.1: JAX asks for jax-rocm7-plugin==0.12.0.1.*, and there is 0.12.0.
 _NEWEST = dict(
     {name: Label("//compiler:newest/" + file) for name, file in _FILES.items()},
     rocm_lock = _FOR_ALL["rocm_lock"],

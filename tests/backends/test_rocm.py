@@ -26,6 +26,8 @@ from tests.backends.test_riegeli import SIGNATURE
 with_plugin = installed(jax_rocm7_pjrt="jax_plugins.xla_rocm7", jax_rocm7_plugin="jax_rocm7_plugin")
 
 MESH = {"data": 4, "model": 2}
+TRITON = {"xla_gpu_enable_triton_gemm": True}
+"""XLA's own kernels for products, where there are no results of autotuning."""
 
 
 @with_plugin
@@ -104,7 +106,7 @@ def _records(executable: bytes) -> list[bytes]:
 
 @with_plugin
 def test_the_kernels_of_an_executable(tmp_path: Path) -> None:
-    made = compile_again(tmp_path, "rocm", "mi300x", layer())
+    made = compile_again(tmp_path, "rocm", "mi300x", layer(), compiler_options=TRITON)
     rows = kernels.of(made.executable, rocm.device("mi300x"), made.hlo)
     (gemm,) = (row for row in rows if "gemm" in row["name"])
     assert 0 < gemm["registers"] <= 512
@@ -193,6 +195,14 @@ def test_there_is_no_library_of_mosaic(tmp_path: Path) -> None:
     assert done.stderr.endswith("none")
 
 
+@with_plugin
+@pytest.mark.parametrize("name", ["mi300x", "rx7900xtx"])
+def test_without_results_hipblaslt_chooses(tmp_path: Path, name: str) -> None:
+    made = compile_again(tmp_path, "rocm", name, layer(dtype="bf16"))
+    assert "__cublas$lt$matmul" in made.hlo
+    assert "triton" not in made.hlo
+
+
 TIMED_ON = "ROCM: gfx942, Cores: 304, GPU clock: 2.1 GHz, Memory bandwidth: 5300 GB/s, L2 cache: 4 MB"
 KERNEL = r"""{\n  tmp_0 = bf16[256,2,256]{2,1,0} parameter(0)\n  tmp_1 = bf16[2,256,512]{2,1,0} parameter(1)\n"""
 KERNEL += r"""  ROOT tmp_2 = f32[2,256,512]{2,1,0} dot(bf16[256,2,256]{2,1,0} tmp_0, bf16[2,256,512]{2,1,0} tmp_1), """
@@ -211,8 +221,8 @@ def test_results_of_autotuning_are_an_input(tmp_path: Path) -> None:
     timed = compile_again(tmp_path, "rocm", "mi300x", module, autotuning=RESULTS, compiler_options=incomplete)
     assert timed.refused == ("", "", "")
     assert '"output_tiles":[{"sizes":["1","64","32"]}]' in timed.hlo
-    default = compile_again(tmp_path, "rocm", "mi300x", module)
-    assert '"sizes":["1","64","32"]' not in default.hlo
+    default = compile_again(tmp_path, "rocm", "mi300x", module, compiler_options=TRITON)
+    assert '"output_tiles":[{"sizes":["1","32","16"]}]' in default.hlo
     assert timed.executable != default.executable
     what, key, _ = compile_again(tmp_path, "rocm", "mi300x", layer(rows=512, dtype="bf16"), autotuning=RESULTS).refused
     assert (what.startswith("it has no result for %"), key) == (True, "autotuning")

@@ -4,6 +4,8 @@
  * and libcublas.so.13, libcublasLt.so.13 and libcudnn.so.9, which have no kernel. DEVICE_ATTRIBUTES has numbers of
  * CU_DEVICE_ATTRIBUTE_....
  */
+#define LT(name) cublasLt##name
+enum { LT_WORDS = 8 };
 #include "virtual.h"
 
 /* The driver. */
@@ -52,7 +54,8 @@ int cuMemHostRegister_v2(void *at, size_t size, unsigned flags) { return (void)a
 int cuMemHostUnregister(void *at) { return (void)at, OK; }
 int cuMemGetAllocationGranularity(size_t *size, const void *of, int which) { return (void)of, (void)which, *size = 1 << 21, OK; }
 int cuMemCreate(Address *handle, size_t size, const void *of, Address flags) {
-  return (void)of, (void)flags, *handle = size, claim(size);
+  int device = ((const int *)of)[3]; /* in a CUmemAllocationProp, behind two kinds and the location's */
+  return (void)flags, *handle = size + device, claim(device, size); /* of whole pages, so there is room for the device */
 }
 int cuMemAddressReserve(void **at, size_t size, size_t alignment, Address where, Address flags) {
   return (void)alignment, (void)where, (void)flags, on_host(at, size);
@@ -62,7 +65,7 @@ int cuMemMap(Address at, size_t size, size_t offset, Address handle, Address fla
 }
 int cuMemSetAccess(Address at, size_t size, const void *access, size_t n) { return (void)at, (void)size, (void)access, (void)n, OK; }
 int cuMemUnmap(Address at, size_t size) { return (void)at, (void)size, OK; }
-int cuMemRelease(Address handle) { return release(handle), OK; }
+int cuMemRelease(Address handle) { return release(handle % PAGE, handle / PAGE * PAGE), OK; }
 int cuMemAddressFree(Address at, size_t size) { return (void)size, freed((void *)at), OK; }
 int cuPointerGetAttribute(void *value, int attribute, Address at) {
   return (void)at, *(int *)value = attribute == 2 ? 2 : 0, OK; /* memory of a device */
@@ -162,12 +165,10 @@ int cuGraphAddMemsetNode(void **node, void *graph, void **after, size_t n, const
 int cuGraphAddMemcpyNode(void **node, void *graph, void **after, size_t n, const void *parameters, void *context) {
   return (void)after, (void)n, (void)parameters, (void)context, add(node, graph, NULL);
 }
-/* What XLA captures of a stream is the work of a library, which does nothing here, and becomes a node of another graph. */
-static __thread void *capturing;
 int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *after, const void *edges, size_t n, int mode) {
   return (void)stream, (void)after, (void)edges, (void)n, (void)mode, capturing = graph, OK;
 }
-int cuStreamEndCapture(void *stream, void **graph) { return (void)stream, *graph = capturing, capturing = NULL, OK; }
+int cuStreamEndCapture(void *stream, void **graph) { return (void)stream, captured(graph); }
 int cuGraphGetRootNodes(void *graph, void **nodes, size_t *n) { return (void)graph, (void)nodes, *n = 0, OK; }
 int cuGraphAddChildGraphNode(void **node, void *graph, void **after, size_t n, void *child) {
   return (void)after, (void)n, add_child(node, graph, child);
@@ -228,50 +229,6 @@ int cublasCreate_v2(void **library) { return made(library); }
 const char *cublasGetStatusString(int status) { return (void)status, SAID; }
 int cublasDestroy_v2(void *library) { return (void)library, OK; }
 int cublasSetStream_v2(void *library, void *stream) { return (void)library, (void)stream, OK; }
-int cublasLtCreate(void **library) { return made(library); }
-int cublasLtDestroy(void *library) { return (void)library, OK; }
-
-/* cuBLASLt has one algorithm for each product, which does nothing, as other kernels do. */
-
-typedef struct {
-  uint64_t algorithm[8];
-  size_t workspace;
-  int status;
-  float waves;
-  int reserved[4];
-} Heuristic;
-int cublasLtMatmulDescCreate(void **product, int compute, int scale) { return (void)compute, (void)scale, made(product); }
-int cublasLtMatmulDescDestroy(void *product) { return (void)product, OK; }
-int cublasLtMatmulDescSetAttribute(void *product, int which, const void *value, size_t size) {
-  return (void)product, (void)which, (void)value, (void)size, OK;
-}
-int cublasLtMatmulDescGetAttribute(void *product, int which, void *value, size_t size, size_t *written) {
-  (void)product, (void)which;
-  if (written) *written = size;
-  return memset(value, 0, size), OK;
-}
-int cublasLtMatrixLayoutCreate(void **layout, int type, uint64_t rows, uint64_t columns, int64_t stride) {
-  return (void)type, (void)rows, (void)columns, (void)stride, made(layout);
-}
-int cublasLtMatrixLayoutDestroy(void *layout) { return (void)layout, OK; }
-int cublasLtMatrixLayoutSetAttribute(void *layout, int which, const void *value, size_t size) {
-  return cublasLtMatmulDescSetAttribute(layout, which, value, size);
-}
-int cublasLtMatrixLayoutGetAttribute(void *layout, int which, void *value, size_t size, size_t *written) {
-  return cublasLtMatmulDescGetAttribute(layout, which, value, size, written);
-}
-int cublasLtMatmulPreferenceCreate(void **preference) { return made(preference); }
-int cublasLtMatmulPreferenceDestroy(void *preference) { return (void)preference, OK; }
-int cublasLtMatmulPreferenceSetAttribute(void *preference, int which, const void *value, size_t size) {
-  return cublasLtMatmulDescSetAttribute(preference, which, value, size);
-}
-int cublasLtMatmulAlgoGetHeuristic(void *library, void *product, void *a, void *b, void *c, void *d, void *preference,
-                                   int asked, Heuristic *given, int *count) {
-  (void)library, (void)product, (void)a, (void)b, (void)c, (void)d, (void)preference;
-  if ((*count = asked > 0)) memset(given, 0, sizeof *given);
-  return OK;
-}
-int cublasLtMatmul(void) { return OK; }
 
 /* The management library. */
 

@@ -20,6 +20,8 @@ LIBRARIES = (
     *(f"lib{name}.so.{release}" for name in ("cudart", "cublas", "cublasLt") for release in (13, 12)),
 )
 """What the driver for NVIDIA devices is at once, under these names."""
+MOST_DEVICES = 64
+"""How many devices a virtual driver can have."""
 _NAME = "stagec_virtual_driver.so"
 _BUS = 6144
 """Bits of the bus to the memory. XLA multiplies it and the memory's clock, and looks at neither alone."""
@@ -42,6 +44,7 @@ def install(device: Device, folder: Path) -> None:
         f'-DDEVICE_CAPABILITY="{device.compute_capability}"',
         f"-DDEVICE_MEMORY={device.device_memory_size}ull",
         f"-DDEVICE_ATTRIBUTES={attributes}",
+        f"-DMOST_DEVICES={MOST_DEVICES}",
     )
     source = Path(__file__).with_name("hip.c" if is_of_amd else "cuda.c")
     command = [compiler, *_FLAGS, *defined, str(source), "-o", str(folder / _NAME)]

@@ -4,6 +4,8 @@
  * others of their functions return an error (stagec/backends/gpu/stubs.py). DEVICE_ATTRIBUTES has numbers of
  * hipDeviceAttribute_t.
  */
+#define LT(name) hipblasLt##name
+enum { LT_WORDS = 3 };
 #include "virtual.h"
 
 enum { HIP_VERSION = 70226015 }; /* 7.2.26015, of the ROCm that XLA's plugin is built with */
@@ -156,6 +158,9 @@ int hipGraphExecMemcpyNodeSetParams1D(void *graph, void *node, void *to, const v
 int hipGraphExecChildGraphNodeSetParams(void *graph, void *node, void *child) {
   return (void)graph, (void)node, (void)child, OK;
 }
+int hipStreamBeginCapture(void *stream, int mode) { return (void)stream, (void)mode, make_graph(&capturing); }
+int hipStreamEndCapture(void *stream, void **graph) { return (void)stream, captured(graph); }
+int hipGraphGetRootNodes(void *graph, void **nodes, size_t *n) { return (void)graph, (void)nodes, *n = 0, OK; }
 int hipGraphGetNodes(const Node *graph, void **nodes, size_t *n) {
   size_t total = 0;
   for (Node *node = graph->next; node; node = node->next, ++total)
@@ -173,8 +178,6 @@ int hipGraphLaunch(void *graph, void *stream) { return (void)stream, launch_grap
 int rocblas_create_handle(void **library) { return made(library); }
 int rocblas_destroy_handle(void *library) { return (void)library, OK; }
 int rocblas_set_stream(void *library, void *stream) { return (void)library, (void)stream, OK; }
-int hipblasLtCreate(void **library) { return made(library); }
-int hipblasLtDestroy(void *library) { return (void)library, OK; }
 int miopenCreateWithStream(void **library, void *stream) { return (void)stream, made(library); }
 int miopenDestroy(void *library) { return (void)library, OK; }
 int miopenSetStream(void *library, void *stream) { return (void)library, (void)stream, OK; }

@@ -64,9 +64,13 @@ def resolved(device: str, devices: int, processes: int) -> tuple[str, int]:
     """Return the name of a device as programs.toml has it, and how many of them a process sees.
 
     device: "cpu", the short name of a GPU, a generation of TPUs ("v5e"), or a slice of them ("v5e:2x4").
-    Raises StagecError for a slice that has another number of hosts than processes, or of devices.
+    Raises StagecError for a slice that has another number of hosts than processes, or of devices, and for more GPUs
+    than a virtual driver has.
     """
-    if platform(device) != "tpu":
+    if (kind := platform(device)) != "tpu":
+        if kind != CPU and devices > driver.MOST_DEVICES:
+            what = f"a virtual driver has {driver.MOST_DEVICES} devices at most, and --devices says {devices}"
+            raise mistake(what, "write --processes for those of other machines")
         return device, devices
     if processes > 1:
         return _of_hosts(device, devices, processes)

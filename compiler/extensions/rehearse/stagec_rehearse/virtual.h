@@ -6,7 +6,7 @@
  * launches, and says when memory is out.
  *
  * What the device says of itself is compiled in (driver.py): DEVICE_NAME, DEVICE_MEMORY (bytes), DEVICE_ATTRIBUTES (pairs of
- * the number of an attribute and its value), DEVICE_CAPABILITY.
+ * the number of an attribute and its value), DEVICE_CAPABILITY. MOST_DEVICES is the most that there may be.
  *
  * The environment:
  *
@@ -65,7 +65,6 @@ static int attribute_of_device(int number) {
 /* Each thread has a device. */
 
 static __thread int current;
-enum { MOST_DEVICES = 64 };
 static size_t used[MOST_DEVICES];
 
 /* Memory. The kernel gives a page when somebody writes to it, and the same page of zeros to all who read. */
@@ -85,24 +84,23 @@ static void freed(void *at) {
 }
 static int on_host(void **at, size_t size) { return *at = aligned(size), *at ? OK : OUT_OF_MEMORY; }
 
-static size_t *used_here(void) { return &used[current % MOST_DEVICES]; }
-static int claim(size_t size) {
-  size_t *here = used_here();
-  if (__atomic_add_fetch(here, size, __ATOMIC_RELAXED) <= DEVICE_MEMORY) return OK;
-  return __atomic_sub_fetch(here, size, __ATOMIC_RELAXED), OUT_OF_MEMORY;
+static int claim(int device, size_t size) {
+  if (__atomic_add_fetch(&used[device], size, __ATOMIC_RELAXED) <= DEVICE_MEMORY) return OK;
+  return __atomic_sub_fetch(&used[device], size, __ATOMIC_RELAXED), OUT_OF_MEMORY;
 }
-static void release(size_t size) { __atomic_sub_fetch(used_here(), size, __ATOMIC_RELAXED); }
+static void release(int device, size_t size) { __atomic_sub_fetch(&used[device], size, __ATOMIC_RELAXED); }
 static int on_device(void **at, size_t size) {
-  if (claim(size)) return OUT_OF_MEMORY;
-  if (on_host(at, size)) return release(size), OUT_OF_MEMORY;
-  return ((size_t *)*at)[-3] = size, OK;
+  if (claim(current, size)) return OUT_OF_MEMORY;
+  if (on_host(at, size)) return release(current, size), OUT_OF_MEMORY;
+  return ((size_t *)*at)[-3] = size, ((size_t *)*at)[-4] = current, OK;
 }
+/* Whichever device frees it: it is the owner's. */
 static int freed_on_device(void *at) {
-  if (at) release(((size_t *)at)[-3]);
+  if (at) release(((size_t *)at)[-4], ((size_t *)at)[-3]);
   return freed(at), OK;
 }
 static int memory(size_t *available, size_t *total) {
-  return *total = DEVICE_MEMORY, *available = DEVICE_MEMORY - *used_here(), OK;
+  return *total = DEVICE_MEMORY, *available = DEVICE_MEMORY - used[current], OK;
 }
 
 static int copy(void *to, const void *from, size_t size) {
@@ -282,3 +280,51 @@ static int launch_graph(const Node *graph) {
     if (node->kernel) launch(node->kernel);
   return state();
 }
+/* What XLA captures of a stream is the work of a library, which does nothing here, and becomes a node of another graph. */
+static __thread void *capturing;
+static int captured(void **graph) { return *graph = capturing, capturing = NULL, OK; }
+
+/* cuBLASLt and hipBLASLt differ in LT, a prefix, and in LT_WORDS, of what describes an algorithm. Here they have one for each
+ * product, which does nothing, as other kernels do. */
+
+int LT(Create)(void **library) { return made(library); }
+int LT(Destroy)(void *library) { return (void)library, OK; }
+typedef struct {
+  uint64_t algorithm[LT_WORDS];
+  size_t workspace;
+  int status;
+  float waves;
+  int reserved[4];
+} Heuristic;
+int LT(MatmulDescCreate)(void **product, int compute, int scale) { return (void)compute, (void)scale, made(product); }
+int LT(MatmulDescDestroy)(void *product) { return (void)product, OK; }
+int LT(MatmulDescSetAttribute)(void *product, int which, const void *value, size_t size) {
+  return (void)product, (void)which, (void)value, (void)size, OK;
+}
+int LT(MatmulDescGetAttribute)(void *product, int which, void *value, size_t size, size_t *written) {
+  (void)product, (void)which;
+  if (written) *written = size;
+  return memset(value, 0, size), OK;
+}
+int LT(MatrixLayoutCreate)(void **layout, int type, uint64_t rows, uint64_t columns, int64_t stride) {
+  return (void)type, (void)rows, (void)columns, (void)stride, made(layout);
+}
+int LT(MatrixLayoutDestroy)(void *layout) { return (void)layout, OK; }
+int LT(MatrixLayoutSetAttribute)(void *layout, int which, const void *value, size_t size) {
+  return LT(MatmulDescSetAttribute)(layout, which, value, size);
+}
+int LT(MatrixLayoutGetAttribute)(void *layout, int which, void *value, size_t size, size_t *written) {
+  return LT(MatmulDescGetAttribute)(layout, which, value, size, written);
+}
+int LT(MatmulPreferenceCreate)(void **preference) { return made(preference); }
+int LT(MatmulPreferenceDestroy)(void *preference) { return (void)preference, OK; }
+int LT(MatmulPreferenceSetAttribute)(void *preference, int which, const void *value, size_t size) {
+  return LT(MatmulDescSetAttribute)(preference, which, value, size);
+}
+int LT(MatmulAlgoGetHeuristic)(void *library, void *product, void *a, void *b, void *c, void *d, void *preference,
+                               int asked, Heuristic *given, int *count) {
+  (void)library, (void)product, (void)a, (void)b, (void)c, (void)d, (void)preference;
+  if ((*count = asked > 0)) memset(given, 0, sizeof *given);
+  return OK;
+}
+int LT(Matmul)(void) { return OK; }

@@ -5,6 +5,7 @@ Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_re
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -49,11 +50,9 @@ for _ in range(2):
 print(device, device.device_kind, device.client.platform_version.split(), "loss", float(loss))
 print(solved(jnp.ones((3, 3))).sum())
 """
-PLAIN = """
-import jax, jax.numpy as jnp
-x = jax.random.normal(jax.random.key(0), (64, 64))
-print(jax.jit(lambda x: jnp.tanh(x @ x).sum())(x))
-"""
+MI300X = Path(__file__).with_name("mi300x")
+"""A program and its rehearsal, of which Bazel builds a folder for JAX's cache."""
+PLAIN = (MI300X / "program.py").read_text()
 FSDP = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -156,6 +155,35 @@ def test_jax_finds_all_that_was_built(tmp_path: Path) -> None:
     assert hit == asked > 3
 
 
+@pytest.mark.skipif("STAGEC_CACHE" not in os.environ, reason="Bazel builds it")
+def test_jax_finds_all_that_bazel_built(tmp_path: Path) -> None:
+    """The rehearsal is checked in: another one now has the same keys."""
+    rehearse(PLAIN, cwd=tmp_path)
+    written = {path.name for path in (tmp_path / "rehearsal" / "programs").iterdir()}
+    assert written == {path.name for path in (MI300X / "programs").iterdir()}
+    hit, asked = hits_on_a_device(Path(os.environ["STAGEC_CACHE"]).absolute(), tmp_path)
+    assert hit == asked == len(written)
+
+
+NEWER = """
+import sys
+from stagec import cli
+from stagec.backends.gpu import amd
+amd._built_with = lambda: ""  # the plugin does not say it from 0.11.1 on
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_plugin_whose_keys_have_the_rocm_of_the_machine(tmp_path: Path) -> None:
+    keys = sorted((MI300X / "programs").iterdir())
+    assert specified(MI300X, "mi300x", keys, tmp_path).returncode == 0
+    words = ("--spec", "spec.json", "--key", keys[0], "--output", "a", "--entry", "b")
+    done = run("-c", NEWER, "action", "jax-compile", *words, cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert done.returncode == 2
+    assert "jax_cache: JAX 0.10.2 looks programs up by the ROCm where they run" in done.stderr
+    assert "build with jax, jaxlib and jax-rocm7-pjrt 0.11.0 or older" in done.stderr
+
+
 def test_jax_finds_a_function_of_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(MANIFEST)
     (tmp_path / "model.py").write_text(MODEL)
@@ -187,3 +215,28 @@ def test_values_that_the_cpu_computes(tmp_path: Path) -> None:
     said = rehearse(PLAIN, "--values", "cpu", cwd=tmp_path).partition("\nrehearsed on")[0]
     plain = run("program.py", cwd=tmp_path, JAX_PLATFORMS="cpu")
     assert float(said) == pytest.approx(float(plain.stdout))
+
+
+def test_memory_is_the_owners_whoever_frees_it(tmp_path: Path) -> None:
+    driver.install(rocm.device("mi300x"), tmp_path)
+    hip = ctypes.CDLL(str(tmp_path / "stagec_virtual_driver.so"))
+    at, available, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+
+    def taken(device: int) -> int:
+        hip.hipSetDevice(device)
+        assert hip.hipMemGetInfo(ctypes.byref(available), ctypes.byref(total)) == 0
+        return total.value - available.value
+
+    hip.hipSetDevice(1)
+    assert hip.hipMalloc(ctypes.byref(at), ctypes.c_size_t(1 << 30)) == 0
+    assert (taken(1), taken(0)) == (1 << 30, 0)
+    assert hip.hipFree(at) == 0  # while device 0 is the current one
+    assert (taken(0), taken(1)) == (0, 0)
+
+
+def test_more_devices_than_a_driver_has(tmp_path: Path) -> None:
+    words = ("rehearse", "--device", "mi300x", "--devices", "65", "--", sys.executable, "program.py")
+    done = run("-m", "stagec", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a virtual driver has 64 devices at most, and --devices says 65" in done.stderr
+    assert "write --processes for those of other machines" in done.stderr

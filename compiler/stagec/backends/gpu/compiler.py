@@ -85,16 +85,18 @@ _BINARY = 2
 """The record with the code of all kernels, behind the manifest and PTX (`container.parts`)."""
 _AUTOTUNING = "autotuning.textproto"
 _UNTIMED = {"xla_gpu_enable_triton_gemm": False}
-"""Options for NVIDIA devices without results of autotuning: cuBLAS chooses a kernel for a product when it runs.
+"""Options without results of autotuning: cuBLAS or hipBLASLt chooses a kernel for a product when it runs.
 
-Otherwise XLA takes the first tile of Triton that it would time, 16x8x16, and compares no results. On an H100
-(docs/hardware.md), a product of bf16[4096,4096] took 8.9 ms so, and 0.18 ms by cuBLAS; a product of i8 was wrong.
+Otherwise XLA takes the first tile of Triton that it would time, and compares no results: 16x8x16, or 32x16 on AMD
+devices. On an H100 (docs/hardware.md), a product of bf16[4096,4096] took 8.9 ms so, and 0.18 ms by cuBLAS; a product of
+i8 was wrong.
 """
 _UNTIMED_CONVOLUTIONS = {"xla_gpu_autotune_level": 0}
 """Options besides, for a module with convolutions that `convolutions` leaves: cuDNN's first engine.
 
 Otherwise XLA asks for the engine of number -1, and cuDNN refuses to run that. With it XLA gives cuBLAS no room for
-products of TF32, which took 1.7 times as long on an H100: so other modules do without.
+products of TF32, which took 1.7 times as long on an H100: so other modules do without. For AMD devices, it asks MIOpen
+for algorithm 0 with it and without.
 """
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
 _kept: list[str] = []
@@ -171,8 +173,7 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
         given = {_COMPLETE: True, **autotuning.form(compatibility.numbers()), **given}
     else:
         left = convolutions.as_products(module)
-        if target.platform == "cuda":
-            given = {**_UNTIMED, **(_UNTIMED_CONVOLUTIONS if left else {}), **given}
+        given = {**_UNTIMED, **(_UNTIMED_CONVOLUTIONS if left else {}), **given}
     with vendor.scratch():
         if results:
             Path(_AUTOTUNING).write_text(target.autotuning_results)
