@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning, cuda as gpus
 
-H200 = "CUDA: 9.0, Cores: 132, GPU clock: 1.98 GHz, Memory bandwidth: 4800 GB/s, L2 cache: 50 MB"
+H200 = "CUDA: 9.0, Cores: 132, GPU clock: 1.98 GHz, Memory bandwidth: 4814 GB/s, L2 cache: 60 MB"
 TRITON = "triton { block_m: 64 block_n: 32 block_k: 32 num_stages: 3 num_warps: 4 num_ctas: 1 }"
 REFRESH = f"\n  {autotuning.REFRESH}"
 

@@ -61,7 +61,7 @@ def test_what_the_checked_in_targets_are() -> None:
     h200 = catalog.target("h200")
     assert isinstance(h200, GpuTarget)
     assert (h200.name, h200.device, h200.topology, h200.compiler_options) == ("h200", "h200", "1x1x1", {})
-    assert h200.figures["device_memory_size"] == 151397597184
+    assert h200.figures["device_memory_size"] == 150109880320
     assert h200.figures["threads_per_warp"] == 32
     assert catalog.target("v5e:2x2") == TpuTarget(
         name="v5e-2x2",
@@ -331,7 +331,7 @@ def test_the_listing_has_everything_with_its_properties() -> None:
         *tpus.generations(),
     ]
     (h200,) = (entry for entry in told if entry["name"] == "h200")
-    assert (h200["memory"], h200["flops"], h200["bandwidth"]) == (151397597184, 989e12, 4.8e12)
+    assert (h200["memory"], h200["flops"], h200["bandwidth"]) == (150109880320, 989e12, 4.814304e12)
     assert [one["links"] for one in told if one["name"] in ("h200", "l4", "v5e", "v5p")] == [None, 450e9, 200e9, 600e9]
     (v6e,) = (entry for entry in told if entry["name"] == "v6e")
     assert v6e["examples"] == ["v6e:1x1", "v6e:2x2", "v6e:2x4", "v6e:16x16"]

@@ -15,10 +15,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
+
+    Value: TypeAlias = ir.Value[Any]
 
 _NAMES = ("stablehlo.convolution", "stablehlo.dynamic_conv")
 _MOST = 128
@@ -56,9 +58,10 @@ def _replaced(convolution: ir.Operation) -> bool:
         result = _Convolution(convolution).result()
         if result is None:
             return False
+    owner: Any = result.owner
     for name in convolution.attributes:
         if name not in _OWN:  # such as a sharding, which is the result's
-            result.owner.attributes[name] = convolution.attributes[name]
+            owner.attributes[name] = convolution.attributes[name]
     convolution.results[0].replace_all_uses_with(result)
     convolution.erase()
     return True
@@ -71,7 +74,7 @@ _OWN = (
 """The attributes of a convolution that say what it computes."""
 
 
-def _static(value: ir.Value) -> bool:
+def _static(value: Value) -> bool:
     from jaxlib.mlir import ir
 
     plain = ir.FloatType | ir.IntegerType | ir.ComplexType
@@ -113,20 +116,22 @@ class _Convolution:
         self.by_batch = ir.IntegerAttr(operation.attributes["batch_group_count"]).value
         self.groups = self.by_feature * self.by_batch  # one of them is 1
 
+        attributes: Any = operation.attributes
+
         def sizes(name: str) -> list[int]:
-            return list(map(int, operation.attributes.get(name) or [1] * len(self.taps)))
+            return list(map(int, attributes.get(name) or [1] * len(self.taps)))
 
         self.strides, self.spread, self.dilation = map(sizes, ("window_strides", "lhs_dilation", "rhs_dilation"))
-        flat = list(map(int, operation.attributes.get("padding") or [0, 0] * len(self.taps)))
+        flat = list(map(int, attributes.get("padding") or [0, 0] * len(self.taps)))
         self.padding = list(zip(flat[::2], flat[1::2], strict=True))
-        turned = operation.attributes.get("window_reversal") or ()
+        turned = attributes.get("window_reversal") or ()
         self.turned = [i for i, each in enumerate(turned) if each]
         # Products of 16 bits are added up in 32, as inside one product.
         element = self.out.element_type
         narrow = isinstance(element, ir.FloatType) and element.width < 32
         self.sum_type = ir.F32Type.get() if narrow else element
 
-    def result(self) -> ir.Value | None:
+    def result(self) -> Value | None:
         """Return the result with its dimensions in the order of the convolution's; None if it is left as it is."""
         from jaxlib.mlir.dialects import stablehlo
 
@@ -145,7 +150,7 @@ class _Convolution:
         whole = _reshaped(_as_type(whole, self.out.element_type), shape)
         return _transposed(whole, self.order)
 
-    def _padded(self) -> ir.Value:
+    def _padded(self) -> Value:
         from jaxlib.mlir.dialects import stablehlo
 
         if not any(map(any, self.padding)) and set(self.spread) == {1}:
@@ -154,7 +159,7 @@ class _Convolution:
         interior = [0, *(each - 1 for each in self.spread), 0]
         return stablehlo.pad(self.x, _zeros(self.x.type.element_type), low, high, interior)
 
-    def _by_tap(self) -> ir.Value:
+    def _by_tap(self) -> Value:
         """Return the product of slices beside each other with the kernel: [batch, positions..., out]."""
         taps = list(itertools.product(*map(range, self.taps)))
         features, out = _shape(self.kernel)[-2:]
@@ -171,7 +176,7 @@ class _Convolution:
             parts.append(self._product(_beside(columns, -1), rows, element, contracted=1))
         return _added(parts)
 
-    def _by_position(self) -> ir.Value:
+    def _by_position(self) -> Value:
         """Return the products of a slice for each position with the whole kernel: [batch, positions..., out]."""
         features, out = _shape(self.kernel)[-2:]
         kernel = _reshaped(self.kernel, [*self.taps, features, self.groups, out // self.groups])
@@ -184,7 +189,7 @@ class _Convolution:
             parts.append(_reshaped(product, [_shape(product)[0], 1, *_shape(product)[1:]]))
         return _beside(parts, 1)
 
-    def _by_element(self) -> ir.Value:
+    def _by_element(self) -> Value:
         """Return the sum over taps where each group has one feature of the input: [batch, positions..., group, out]."""
         from jaxlib.mlir import ir
         from jaxlib.mlir.dialects import stablehlo
@@ -207,23 +212,21 @@ class _Convolution:
             parts.append(stablehlo.multiply(*pair))
         return _added(parts)
 
-    def _slice(
-        self, start: Sequence[int], sizes: Sequence[int], strides: Sequence[int], scale: Sequence[int]
-    ) -> ir.Value:
+    def _slice(self, start: Sequence[int], sizes: Sequence[int], strides: Sequence[int], scale: Sequence[int]) -> Value:
         """Return every `strides`-th element of the input from `start` times `scale` on, `sizes` of them."""
         first = [i * each for i, each in zip(start, scale, strict=True)]
         last = [i + (size - 1) * step + 1 for i, size, step in zip(first, sizes, strides, strict=True)]
         batch, *_, features = _shape(self.x)
         return _slice(self.x, [0, *first, 0], [batch, *last, features], [1, *strides, 1])
 
-    def _grouped(self, piece: ir.Value) -> ir.Value:
+    def _grouped(self, piece: Value) -> Value:
         """Return a slice with its groups: [batch, ..., group, features], or [group, batch, ..., features]."""
         batch, *middle, features = _shape(piece)
         if self.by_feature > 1:
             return _reshaped(piece, [batch, *middle, self.groups, features // self.groups])
         return _reshaped(piece, [self.groups, batch // self.groups, *middle, features]) if self.by_batch > 1 else piece
 
-    def _product(self, x: ir.Value, kernel: ir.Value, element: ir.Type, contracted: int) -> ir.Value:
+    def _product(self, x: Value, kernel: Value, element: ir.Type, contracted: int) -> Value:
         """Return a product over the last dimensions of `x` and the first of the kernel, `contracted` of them.
 
         kernel: [contracted..., group, out]. Returns [batch, ..., group, out], without the group where there is one.
@@ -251,19 +254,19 @@ class _Convolution:
         return _transposed(product, [*range(1, len(kept) + 1), 0, len(kept) + 1]) if group else product
 
 
-def _shape(value: ir.Value) -> list[int]:
+def _shape(value: Value) -> list[int]:
     return list(value.type.shape)
 
 
-def _bytes(value: ir.Value) -> int:
+def _bytes(value: Value) -> int:
     from jaxlib.mlir import ir
 
-    element = value.type.element_type
-    halves = 2 if isinstance(element, ir.ComplexType) else 1
-    return max(1, halves * (ir.ComplexType(element).element_type if halves == 2 else element).width // 8)
+    element: Any = value.type.element_type
+    width = 2 * element.element_type.width if isinstance(element, ir.ComplexType) else element.width
+    return max(1, int(width) // 8)
 
 
-def _transposed(value: ir.Value, order: Sequence[int]) -> ir.Value:
+def _transposed(value: Value, order: Sequence[int]) -> Value:
     from jaxlib.mlir.dialects import stablehlo
 
     rank = len(_shape(value))
@@ -271,7 +274,7 @@ def _transposed(value: ir.Value, order: Sequence[int]) -> ir.Value:
     return value if order == list(range(rank)) else stablehlo.transpose(value, order)
 
 
-def _reshaped(value: ir.Value, shape: Sequence[int]) -> ir.Value:
+def _reshaped(value: Value, shape: Sequence[int]) -> Value:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 
@@ -280,19 +283,19 @@ def _reshaped(value: ir.Value, shape: Sequence[int]) -> ir.Value:
     return stablehlo.reshape(ir.RankedTensorType.get(shape, value.type.element_type), value)
 
 
-def _slice(value: ir.Value, start: Sequence[int], end: Sequence[int], strides: Sequence[int] = ()) -> ir.Value:
+def _slice(value: Value, start: Sequence[int], end: Sequence[int], strides: Sequence[int] = ()) -> Value:
     from jaxlib.mlir.dialects import stablehlo
 
     return stablehlo.slice(value, start, end, strides or [1] * len(start))
 
 
-def _beside(values: Sequence[ir.Value], dimension: int) -> ir.Value:
+def _beside(values: Sequence[Value], dimension: int) -> Value:
     from jaxlib.mlir.dialects import stablehlo
 
     return values[0] if len(values) == 1 else stablehlo.concatenate(values, dimension % len(_shape(values[0])))
 
 
-def _added(values: Sequence[ir.Value]) -> ir.Value:
+def _added(values: Sequence[Value]) -> Value:
     from jaxlib.mlir.dialects import stablehlo
 
     total = values[0]
@@ -301,7 +304,7 @@ def _added(values: Sequence[ir.Value]) -> ir.Value:
     return total
 
 
-def _as_type(value: ir.Value, element: ir.Type) -> ir.Value:
+def _as_type(value: Value, element: ir.Type) -> Value:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 
@@ -310,7 +313,7 @@ def _as_type(value: ir.Value, element: ir.Type) -> ir.Value:
     return stablehlo.convert(ir.RankedTensorType.get(_shape(value), element), value)
 
 
-def _zeros(element: ir.Type) -> ir.Value:
+def _zeros(element: ir.Type) -> Value:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 
