@@ -262,8 +262,9 @@ def _bytes(value: Value) -> int:
     from jaxlib.mlir import ir
 
     element: Any = value.type.element_type
-    width = 2 * element.element_type.width if isinstance(element, ir.ComplexType) else element.width
-    return max(1, int(width) // 8)
+    is_complex = isinstance(element, ir.ComplexType)
+    part: Any = element.element_type if is_complex else element
+    return max(1, (1 + is_complex) * int(part.width) // 8)
 
 
 def _transposed(value: Value, order: Sequence[int]) -> Value:
