@@ -48,7 +48,7 @@ def test_the_macro_declares_these_targets() -> None:
         json=SimpleNamespace(decode=json.loads, encode=json.dumps),
         PLANNING=[],
         PLUGINS=dict.fromkeys(PLATFORMS),
-        compiled_executables=lambda *_: SimpleNamespace(problems=[], executables=executables),
+        compiled_executables=lambda *_: SimpleNamespace(problems=[], executables=executables, crossing=[]),
         modules_of=lambda _: [],
         needs_plugin=lambda _: True,
         has_autotuning=lambda _: True,

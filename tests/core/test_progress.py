@@ -87,5 +87,6 @@ def test_reproduce_shows_each_build(zoo: Path, tmp_path: Path) -> None:
     words = [name, str(spec), str(exported), f"{exported}.json"]
     start = [sys.executable, "-B", str(COMPILER / "stagec" / "__main__.py")]
     printed, shown = on_a_terminal(*start, "reproduce", "--export", ":".join(words), "--import-root", str(tmp_path))
-    assert printed == "1 artifacts built twice again, 0 differences\n"
+    # Some CPUs cannot be shown to a build as others: then there is another line.
+    assert printed.splitlines()[0] == "1 artifacts built twice again, 0 differences"
     assert [n for n in (1, 2) if not re.search(rf"reproduce {n} of 2  zoo\.loop  \d:\d\d", shown)] == []
