@@ -81,7 +81,7 @@ _PLUGINS = {
     "tpu_lock": attr.label(doc = "A lock with only libtpu, if you use another jaxlib."),
     "cuda_lock": attr.label(
         doc = "A lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
-              "another jaxlib.",
+              "another jaxlib. For CUDA 12, see docs/accelerators.md.",
     ),
     "rocm_lock": attr.label(doc = "A lock with jax-rocm7-pjrt and jax-rocm7-plugin, if you use another jaxlib."),
 }
