@@ -324,7 +324,10 @@ def test_a_release_of_stagec(tmp_path_factory: pytest.TempPathFactory) -> None:
         "stagec-0.99.7.cdx.json",
         "stagec-0.99.7.intoto.json",
         "stagec-0.99.7.tar.gz",
-        *(f"stagec_{name}-0.99.7-py3-none-any.whl" for name in ("arrays", "insight", "registry", "rehearse", "serve")),
+        *(
+            f"stagec_{name}-0.99.7-py3-none-any.whl"
+            for name in ("arrays", "grpc", "insight", "registry", "rehearse", "serve")
+        ),
     ]
     for name in files:
         assert (folder / "out" / name).read_bytes() == (folder / "again" / name).read_bytes(), name

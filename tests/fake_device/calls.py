@@ -79,7 +79,8 @@ def main() -> None:
                 rows.append([type(error).__name__, error.code, str(error)])
             except Exception as error:  # noqa: BLE001 - an error without a code fails the test
                 rows.append([type(error).__name__, "", traceback.format_exc()])
-    assert ("jax" in sys.modules) == ("jax" in names)
+    # jaxlib imports it with the parts of an array on several devices.
+    assert not {"jax", "halves"}.isdisjoint(names) or "jax" not in sys.modules
     print(json.dumps(rows))
 
 
