@@ -175,7 +175,8 @@ def clone(folder: Path) -> Iterator[Clone]:
     clone = Clone(folder / "first", folder / "environment")
     try:
         _, said = clone.succeed("build", "//models", "//models:models.provenance")
-        assert runners(said) == {"local", "worker"}  # what reads the imports of models is not a worker
+        # What reads the imports of models is not a worker, nor is what calls an executable with another jaxlib.
+        assert {"local", "worker"} <= runners(said)
         yield clone
     finally:
         clone.run("shutdown")
