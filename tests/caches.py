@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.building import ROOT
 
 # No process of a worker: that of a root's nginx is another user, who cannot go to the folder.
-_NGINX = """daemon off; master_process off;
+_NGINX = """daemon off; master_process off; user root; # else root would give its folders to others
 pid {folder}/nginx.pid; error_log {folder}/nginx.err;
 events {{ worker_connections 512; }}
 http {{

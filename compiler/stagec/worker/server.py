@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import socket
 import sys
 import time
@@ -34,7 +35,7 @@ from stagec.worker.protocol import Request, Requests, Response
 from stagec.worker.root import identity, import_roots, packages
 
 _COMPILER = os.path.abspath(__file__).removesuffix("/stagec/worker/server.py")
-_SOURCES = f"{_COMPILER}/stagec/", f"{_COMPILER}/extensions/"
+_SOURCES = re.compile(rf"{re.escape(_COMPILER)}/(stagec|extensions/[^/]+/stagec_[^/]+)/")
 _PACKAGES = "/site-packages"
 _IN_PLACE = ("action bundle",)
 """Commands that work in the execution root, with the files of the machine: they run no code of a model's, and open what
@@ -105,7 +106,7 @@ class _Worker:
         # The request has the arguments. The file that has them too may change: in dynamic execution, Bazel 4 writes it
         # for the sandbox again. The compiler is seen where it is: to show its sources as inputs as well takes long.
         unread = {f"{path}-0.params" for path in declared}
-        inputs = [path for path in request.inputs if path not in unread and not f"{here}/{path}".startswith(_SOURCES)]
+        inputs = [path for path in request.inputs if path not in unread and not _SOURCES.match(f"{here}/{path}")]
         inputs = _as_folders(inputs, here)
         try:
             if [*map(identity, packages())] != self._packages:  # Bazel makes a repository again as a new folder
