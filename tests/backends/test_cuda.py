@@ -271,8 +271,11 @@ module @jit_convolution {
 @with_plugin
 def test_without_results_libraries_choose_kernels_that_run(tmp_path: Path) -> None:
     """An H100 refused cuDNN's engine of number -1, and XLA's first tile of Triton gave wrong products of i8."""
-    made = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION)
-    assert made.refused == ("", "", "")
+    few = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION)
+    assert few.refused == ("", "", "")
+    assert "__cudnn$conv" not in few.hlo  # products, as of each convolution of few taps
+    many = _CONVOLUTION.replace("3x3x8x16", "12x12x8x16").replace("[[1, 1], [1, 1]]", "[[5, 6], [5, 6]]")
+    made = compile_again(tmp_path, "cuda", "h200", many)
     assert "__cudnn$conv" in made.hlo
     assert '"algo_id":"-1"' not in made.hlo
     assert "__cublas$lt$matmul" in made.hlo
@@ -281,7 +284,7 @@ def test_without_results_libraries_choose_kernels_that_run(tmp_path: Path) -> No
     # With room for what cuBLAS needs for its better kernels.
     assert '"autotune_workspace_size":"4194304"' in product.hlo
     other = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_autotune_level": 4}
-    chosen = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION, compiler_options=other)
+    chosen = compile_again(tmp_path, "cuda", "h200", many, compiler_options=other)
     assert '"algo_id":"-1"' in chosen.hlo
     assert "__triton_nested_gemm_fusion" in chosen.hlo
 
