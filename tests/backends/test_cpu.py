@@ -172,9 +172,9 @@ x = np.arange(64, dtype=np.uint8)
 spec = (x.shape, x.dtype)
 loaded = Executable.load(made.executable, [spec], [spec], [], clients.devices())
 (y,) = loaded.run([loaded.put(0, x)])
-print(json.dumps([made.hardware.device_kind, y.numpy().tolist()]))
+print(json.dumps(y.numpy().tolist()))
 """)
-    assert found == ["haswell", [number << 3 & 255 for number in range(64)]]
+    assert found == [number << 3 & 255 for number in range(64)]
 
 
 @pytest.mark.parametrize(
