@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from stagec.bundle.description import architecture
 from stagec.bundle.index import UNKNOWN as ANY_RELEASE, numbers
 from stagec.core.builds import naming
-from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
 from stagec.pjrt.custom_calls import UNKNOWN
@@ -270,6 +269,12 @@ def crosses(offer: Offer, host: Host) -> bool:
     return offer.kind == "executable" and offer.versions["jaxlib"] != host.jaxlib
 
 
+def _plugins(platform: str) -> list[str]:
+    from stagec.core.builds.platforms import PLATFORMS  # a process with CPUs alone does without dataclasses
+
+    return [plugin.distribution for plugin in PLATFORMS[platform].plugins]
+
+
 def _runs(offer: Offer, host: Host) -> str:
     made = f"; jaxlib {offer.versions['jaxlib']} made it, and its operations were measured here"
     return "runs as it is" + (made if crosses(offer, host) else "")
@@ -341,9 +346,9 @@ def _faults(offer: Offer, host: Host, asked: Asked, shapes: set[Shapes]) -> Iter
             made = f"it was compiled with jaxlib {offer.versions['jaxlib']}, here is {host.jaxlib}"
             yield "jaxlib-version", "; ".join(filter(None, (made, why)))
         have = platform.versions
-        for package in [plugin.distribution for plugin in PLATFORMS[name].plugins]:
+        for package in _plugins(name) if have else ():
             want = offer.versions.get(package)
-            if want and have and have.get(package) != want:
+            if want and have.get(package) != want:
                 here = have.get(package) or " ".join(*have.items())
                 yield "plugin-version", f"it was compiled with {package} {want}, here is {here}"
         if offer.unknown_calls:
