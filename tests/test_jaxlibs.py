@@ -216,7 +216,15 @@ def test_each_jaxlib_runs_its_own(clone: Clone, name: str, release: str) -> None
 
 
 @pytest.mark.pinned
-@pytest.mark.parametrize("file", ["models.aot", "models.step.cpu-avx2.xla", f"models.step.cpu-avx2.jaxlib-{OLDER}.xla"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        # It knows no executable that an action of `runs_on` describes again.
+        pytest.param("models.aot", marks=pytest.mark.xfail(strict=True)),
+        "models.step.cpu-avx2.xla",
+        f"models.step.cpu-avx2.jaxlib-{OLDER}.xla",
+    ],
+)
 def test_what_they_are_made_from_is_asked_in_each_environment(clone: Clone, file: str) -> None:
     said, _ = clone.succeed("run", "//models:models.explain", "--", str(clone.outputs / file))
     assert said.endswith("are made from the same components\n")
@@ -265,7 +273,7 @@ def test_another_jaxlib_is_added_to_a_released_bundle(clone: Clone, tmp_path: Pa
     assert of_older(added).items() >= both.items()
     assert len(of_older(added)) == 5
     said, _ = clone.succeed("run", "//models:compare_added")
-    assert json.loads(said) == {"jaxlib": OLDER, "predict": True, "step": True}
+    assert json.loads(said) == {"jaxlib": OLDER, "predict": True, "retired": True, "step": True}
     private, public = write_keys(tmp_path, "ann")
     envelope = tmp_path / "added.aot.dsse.json"
     clone.succeed("run", "//models:added.sign", "--", "--key", str(private), "--output", str(envelope))
