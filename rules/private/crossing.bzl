@@ -29,8 +29,7 @@ def _aot_crossing_impl(ctx):
             environment = environment,
         )
     fields = {field: getattr(made, field) for field in dir(made) if field not in ("to_json", "to_proto")}
-    environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else None
-    fields.update(name = name, description = description, environment = environment)
+    fields.update(name = name, description = description)  # what compiled it stays the same
     return [
         DefaultInfo(files = depset([description])),
         AotExecutableInfo(**fields),

@@ -269,7 +269,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         fail("\n" + "\n".join(compiled.problems))
     crossing = compiled.crossing
     compiled = compiled.executables
-    executables = [":" + one.name for one in compiled]
+    executables = [":" + one.name for one in compiled + crossing]
     functions = [function for _, function, _ in plan["exports"]]
     for function in function_deps:
         if function not in functions:
@@ -318,7 +318,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         version = version,
         serves = plan["serves"],
         exports = [":" + export for export, _, _ in plan["exports"]],
-        executables = executables + [":" + one.name for one in crossing],
+        executables = executables,
         golden = [":" + export + ".golden" for export, _ in golden],
         weights = _weights_of(specs, external = False),
         external_weights = _weights_of(specs, external = True),

@@ -172,9 +172,11 @@ x = np.arange(64, dtype=np.uint8)
 spec = (x.shape, x.dtype)
 loaded = Executable.load(made.executable, [spec], [spec], [], clients.devices())
 (y,) = loaded.run([loaded.put(0, x)])
-print(json.dumps(y.numpy().tolist()))
+print(json.dumps([made.hardware.device_kind, y.numpy().tolist()]))
 """)
-    assert found == [number << 3 & 255 for number in range(64)]
+    kind, values = found
+    assert kind == "haswell" or kind.startswith("znver")  # XLA's option hides what is newer, but not whose CPU it is
+    assert values == [number << 3 & 255 for number in range(64)]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def test_a_function_for_one_device(tmp_path: Path, name: str) -> None:
     assert (made.device, made.jax) == (device.name, False)
     assert made.cost is not None
     assert made.memory is not None
+    assert re.search(r"custom_call_target=\"__cublas\$(lt\$matmul|gemm)\"", made.hlo)  # it has the flops
     assert made.memory["argument_size_in_bytes"] == 4 * (256 * 512 + 512 * 512)
     assert made.memory["peak_memory_in_bytes"] >= made.memory["argument_size_in_bytes"]
     parts = {part: (data, text) for part, data, text in compiler.layers(made.executable)}
