@@ -127,6 +127,7 @@ def compiler_action(
         environment = None,
         extension = None,
         examined = "",
+        follows_cpu = False,
         toolchain = None):
     """Runs one command of the compiler: in a worker that Bazel keeps, or in a new process where it keeps none.
 
@@ -155,8 +156,9 @@ def compiler_action(
       extension: the extension that has the command, or the function's frontend, as extension_of returns it; None: the
         compiler has it. An edit in an extension runs no action without it again.
       examined: of an action that compiles or traces, what `examined_by` returns. With "here", the rows of libraries that
-        stagec does not know are inputs. With "none", the result follows the CPU of the machine that builds: no key has
-        that, so no other machine gets the result from a cache.
+        stagec does not know are inputs. With "none", it follows the CPU.
+      follows_cpu: whether the result follows the CPU of the machine that builds: no key has that, so no other machine gets
+        the result from a cache.
       toolchain: StagecToolchainInfo; None: that of TOOLCHAIN_TYPE.
     """
     stagec = toolchain or ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -208,7 +210,7 @@ def compiler_action(
     # takes the free cores, and of many actions Bazel starts one for each core. Bound to a core each, they would leave cores
     # idle at the end of a build.
     requirements = {"block-network": "1"}
-    if examined == "none":
+    if follows_cpu or examined == "none":
         requirements["no-cache"] = "1"
     if not sandbox:
         requirements["no-sandbox"] = "1"

@@ -26,6 +26,7 @@ def _aot_crossing_impl(ctx):
             inputs = depset([made.executable, made.description] + ([more] if more else [])),
             outputs = [output],
             worker = False,  # a signal of XLA's ends the process that it is in
+            follows_cpu = more == None,  # XLA's routines choose their code by it
             environment = environment,
         )
     fields = {field: getattr(made, field) for field in dir(made) if field not in ("to_json", "to_proto")}
