@@ -83,7 +83,7 @@ def run_add(options: argparse.Namespace) -> int:
             row = tried(wheel, described(wheel, options.under), options.python, options.under)
             write([*(other for other in known_builds.rows() if other.build_id != row.build_id), row])
             if package(row) == "jaxlib":
-                write_release(row.version, released(wheel))
+                write_release(row.version, released(wheel), stablehlo_of(wheel, options.python))
         except Unsuitable as error:
             failed += 1
             print(f"{wheel.name}: {error}", flush=True)
@@ -215,11 +215,22 @@ def released(wheel: Path) -> str:
     return "{:04}-{:02}-{:02}".format(*member.date_time[:3])
 
 
-def write_release(version: str, day: str) -> None:
+def stablehlo_of(wheel: Path, python: str) -> str:
+    """Return the newest version of StableHLO that a jaxlib reads."""
+    ask = "from jaxlib.mlir.dialects import stablehlo; print(stablehlo.get_current_version())"
+    with tempfile.TemporaryDirectory() as folder:
+        pip("install", "--target", folder, "--no-deps", str(wheel), "numpy", "ml_dtypes")
+        env = {**os.environ, "PYTHONPATH": folder}
+        return subprocess.run([python, "-s", "-c", ask], check=True, capture_output=True, text=True, env=env).stdout[
+            :-1
+        ]
+
+
+def write_release(version: str, day: str, stablehlo: str) -> None:
     """Write the row of a release, unless it is there."""
     if version not in releases.known():
         with releases.FILE.open("a", encoding="utf-8") as file:
-            file.write(f'\n["{version}"]\nday = "{day}"\n')
+            file.write(f'\n["{version}"]\nday = "{day}"\nstablehlo = "{stablehlo}"\n')
 
 
 def needed(row: Build) -> Iterator[str]:

@@ -15,6 +15,12 @@ def test_each_target_finds_its_own() -> None:
     assert data.count(b"one") == 1
 
 
+def test_each_can_be_changed() -> None:
+    data = by_device.write({"TPU v5 lite": b"one", "TPU v6 lite": b"two"})
+    assert by_device.changed(data, bytes.upper) == by_device.write({"TPU v5 lite": b"ONE", "TPU v6 lite": b"TWO"})
+    assert by_device.changed(b"", bytes.upper) == b""
+
+
 def test_where_there_is_none_it_is_the_portable_artifact() -> None:
     assert by_device.write({}) == b""
     assert by_device.read(b"", V5E) is None

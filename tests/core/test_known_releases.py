@@ -13,7 +13,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import jaxlib
 import pytest
+from jaxlib.mlir.dialects import stablehlo
 
 from stagec.backends.cpu import defects
 from stagec.core.builds import releases
@@ -41,6 +43,13 @@ def test_the_rows_make_sense() -> None:
     issues = {issue for release in releases.known().values() for issue in release.defects}
     assert issues == {defect.issue for defect in defects.DEFECTS}
     assert releases.release("9.9.9") == Release("")
+    assert releases.release(jaxlib.__version__).stablehlo == stablehlo.get_current_version()
+
+
+def test_the_oldest_release_decides_which_stablehlo_all_read() -> None:
+    assert releases.stablehlo_for(["0.12.0", "0.10.2", "0.11.0"]) == "1.17.0"
+    assert releases.stablehlo_for(["0.12.0", "9.9.9"]) == "1.22.0"
+    assert releases.stablehlo_for(["9.9.9"]) is releases.stablehlo_for([]) is None
 
 
 def test_the_tool_writes_the_row_of_a_new_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +59,9 @@ def test_the_tool_writes_the_row_of_a_new_release(tmp_path: Path, monkeypatch: p
         wheel.writestr(zipfile.ZipInfo("jaxlib/__init__.py", (2027, 1, 9, 10, 11, 12)), "")
     monkeypatch.setattr(releases, "FILE", table)
     for version in ("0.13.0", "0.10.1"):  # the second is there
-        known_builds_tool.write_release(version, known_builds_tool.released(tmp_path / "jaxlib.whl"))
+        known_builds_tool.write_release(version, known_builds_tool.released(tmp_path / "jaxlib.whl"), "1.23.0")
     monkeypatch.setattr(releases, "known", releases.known.__wrapped__)
-    assert releases.known() == {**before, "0.13.0": Release("2027-01-09")}
+    assert releases.known() == {**before, "0.13.0": Release("2027-01-09", "1.23.0")}
 
 
 def test_a_wheel_is_tried_without_a_row_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ all, and else a container like a bundle's (docs/bundle-format.md) with an `Expor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stagec.bundle import archive
 from stagec.core.builds.specs import TargetSpec
@@ -19,7 +19,7 @@ _INDEX = json_shapes.shape({"format": int, "kind": "lowered", "devices": {...: s
 
 
 def write(by_kind: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of the file. found: serialized `Exported` by the kind of device that it is for."""
+    """Return the bytes of the file. by_kind: serialized `Exported` by the kind of device that it is for."""
     if not by_kind:
         return b""
     # Devices that JAX lowers alike share a member.
@@ -28,6 +28,14 @@ def write(by_kind: Mapping[str, bytes]) -> bytes:
     names = {kind: f"{numbers[serialized]}.exported" for kind, serialized in by_kind.items()}
     listed = {"format": archive.FORMAT, "kind": "lowered", "devices": names, "members": archive.members_table(members)}
     return archive.encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
+
+
+def changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Return the bytes of the file with `change` of each `Exported` in it."""
+    if not data:
+        return data
+    container = archive.Archive("what JAX lowered for devices", data, _INDEX)
+    return write({kind: change(container[member]) for kind, member in container.index["devices"].items()})
 
 
 def read(data: bytes, target: TargetSpec) -> bytes | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stagec.core.builds import frontends, naming
+from stagec.core.builds import frontends, naming, releases
 from stagec.core.builds.frontends import Frontend
 from stagec.core.builds.specs import TargetSpec
 from stagec.core.data import reading
@@ -82,6 +82,11 @@ class Manifest:
             return function.platforms
         return tuple(sorted({self.targets[name].platform for name in function.targets}))
 
+    def stablehlo_of(self, function: models.Function) -> str | None:
+        """The newest version of StableHLO that each jaxlib of its targets reads; None if they name none."""
+        named = (release for target in function.targets for release in self.jaxlib.get(target, ()))
+        return releases.stablehlo_for([*named])
+
     def has_jax_cache(self, function: models.Function) -> bool:
         """Whether the manifest asks for entries of JAX's compilation cache for a function; JAX must trace it."""
         said = (asked for asked in (function.jax_cache, self.header.jax_cache) if asked is not None)
@@ -125,10 +130,8 @@ def load_manifest(path: str | Path, display_path: str | None = None) -> Manifest
     if problems or document is None:
         raise StagecError(*problems)
     targets = {name: replace(target, examined=document.manifest.examined) for name, target in targets.items()}
-    releases = {
-        name: getattr(document.targets.get(name), "jaxlib", None) or document.manifest.jaxlib for name in targets
-    }
-    jaxlib = {name: given for name, given in releases.items() if given}
+    named = {name: getattr(document.targets.get(name), "jaxlib", None) or document.manifest.jaxlib for name in targets}
+    jaxlib = {name: given for name, given in named.items() if given}
     return Manifest(file, document.manifest, targets, document.meshes, document.functions, jaxlib)
 
 

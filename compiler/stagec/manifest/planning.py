@@ -177,6 +177,7 @@ def _function_spec(
             "bind": {argument: weights.model_dump() for argument, weights in sorted(function.bind.items())},
             "devices": _devices(manifest, function),
             "frontend": frontends.of_entry(function.entry, function.frontend).name,
+            "stablehlo": manifest.stablehlo_of(function),
         }
         | manifest.tracing_of(function)
         | ({"computed_on": computed_on} if manifest.header.examined != EXAMINED_HERE else {})

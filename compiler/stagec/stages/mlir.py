@@ -19,6 +19,8 @@ from stagec.pjrt import compatibility, dialects
 from stagec.pjrt.custom_calls import provider
 
 make_context = dialects.make_context
+_VERSION = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
+"""The version of a portable artifact, which follows MLIR's magic number (https://openxla.org/stablehlo/bytecode)."""
 
 
 @contextlib.contextmanager
@@ -41,17 +43,33 @@ class TooNew(ValueError):
 def read_artifact(context: ir.Context, artifact: bytes) -> ir.Module:
     """Read a VHLO portable artifact (`Exported.mlir_module_serialized`).
 
-    Raises ValueError when it is not one; TooNew if its version is too new. The version follows MLIR's magic number
-    (https://openxla.org/stablehlo/bytecode).
+    Raises ValueError when it is not one; TooNew if its version is too new.
     """
-    if made := re.match(rb"ML\xefR.StableHLO_v(\d+)\.(\d+)\.(\d+)\0", artifact, re.DOTALL):
-        version, here = ".".join(map(bytes.decode, made.groups())), stablehlo.get_current_version()
+    if made := _VERSION.match(artifact):
+        version, here = made[1].decode(), stablehlo.get_current_version()
         if _numbers(version) > _numbers(here):
             raise TooNew(f"it uses StableHLO {version}, and jaxlib {compatibility.version()} reads {here} and older")
     try:
         return stablehlo.deserialize_portable_artifact(context, artifact)
     except Exception as error:  # jaxlib raises RuntimeError or MLIRError, by version
         raise ValueError(f"not a StableHLO portable artifact: {error}") from error
+
+
+def not_newer(artifact: bytes, version: str) -> bytes:
+    """Return a portable artifact in this version of StableHLO; one that is not newer, as it is.
+
+    JAX writes what a jaxlib of four weeks before reads, and an older one refuses that.
+    Raises ValueError if its operations have no form in that version.
+    """
+    made = _VERSION.match(artifact)
+    if made is None or _numbers(made[1].decode()) <= _numbers(version):
+        return artifact
+    with context() as current:
+        module = read_artifact(current, artifact)
+        try:
+            return bytes(_jax.mlir.serialize_portable_artifact(module, version, True))
+        except Exception as error:  # jaxlib raises ValueError, RuntimeError or MLIRError, by version
+            raise ValueError(str(error)) from error
 
 
 def _numbers(version: str) -> list[int]:

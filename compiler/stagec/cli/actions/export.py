@@ -21,7 +21,7 @@ def preload() -> None:
     from stagec.backends.cpu import eager
 
     eager.prepare_process()
-    from stagec.building import by_device, export_description  # noqa: F401
+    from stagec.building import by_device, export_description, readers  # noqa: F401
     from stagec.frontends import constants  # noqa: F401
     from stagec.frontends.common import frontend, reads  # noqa: F401
     from stagec.stages import serialization  # noqa: F401
@@ -37,13 +37,15 @@ def preload() -> None:
 def run(options: Options) -> Answer:
     with tracing(options) as spec:
         with phases.phase("import"):
-            from stagec.building import export_description
+            from stagec.building import by_device, export_description, readers
             from stagec.frontends import constants, declarations
             from stagec.frontends.common.frontend import frontend as frontend_of
 
             frontend = frontend_of(spec)
         with phases.phase("export"):
             serialized, lowered_for, premises = frontend.export(spec, options.import_root)
+            readable = functools.partial(readers.readable, spec)
+            serialized, lowered_for = readable(serialized), by_device.changed(lowered_for, readable)
             parameters = frontend.parameters(spec, options.import_root)
             bound = declarations.check(spec, serialized, parameters)
             large = constants.find(serialized, functools.partial(frontend.named_arrays, spec))

@@ -17,11 +17,13 @@ The file itself is here: an action in a worker sees the folders of stagec, and n
 class Release(NamedTuple):
     """A release.
 
-    day: YYYY-MM-DD; "" for a release that has no row. wheels: version of a plugin's wheel, or a prefix of it, by the
-    wheel's name. kernels: XLA's version number for making kernels; None: not known. defects: issues about its XLA:CPU.
+    day: YYYY-MM-DD; "" for a release that has no row. stablehlo: the newest version of StableHLO that its jaxlib reads,
+    such as 1.17.0; "": not known. wheels: version of a plugin's wheel, or a prefix of it, by the wheel's name. kernels:
+    XLA's version number for making kernels; None: not known. defects: issues about its XLA:CPU.
     """
 
     day: str
+    stablehlo: str = ""
     wheels: Mapping[str, str] = {}
     kernels: int | None = None
     defects: Sequence[str] = ()
@@ -38,3 +40,9 @@ def known() -> Mapping[str, Release]:
 def release(version: str) -> Release:
     """Return a release by its version; one without a day if it has no row."""
     return known().get(version, Release(""))
+
+
+def stablehlo_for(versions: Sequence[str]) -> str | None:
+    """Return the newest version of StableHLO that all these releases read; None if none of them has a row."""
+    known_ones = [newest for version in versions if (newest := release(version).stablehlo)]
+    return min(known_ones, key=lambda version: [*map(int, version.split("."))], default=None)

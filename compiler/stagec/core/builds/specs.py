@@ -79,6 +79,8 @@ class FunctionSpec:
     environment: variables that are set before the function's module is imported.
     host_callbacks: "refuse" or "drop", for callbacks into Python without results; those with results are refused.
     frontend: the name of the one of `frontends.FRONTENDS` that exports the entry.
+    stablehlo: the newest version of StableHLO that each jaxlib which its targets name reads, such as "1.17.0"; None:
+        they name none, and the JAX that exports chooses.
     computed_on: the CPU on which it computes while it is imported and traced: "isa", on aarch64 "core", and
         "parallelism", as targets have them. "examined" is that of the targets if it is not "here".
     """
@@ -116,6 +118,7 @@ class FunctionSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     host_callbacks: str = "refuse"
     frontend: str = "jax"
+    stablehlo: str | None = None
     computed_on: Mapping[str, str | int] = field(default_factory=lambda: dict(COMPUTED_ON))
 
     @property
