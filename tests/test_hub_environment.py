@@ -12,12 +12,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.building import ROOT
 from tests.nested import NestedBazel, actions, environment, telling, workspace_files
 from tests.users import User
 
@@ -221,3 +223,57 @@ def test_a_lock_beside_a_hub_is_refused(workspace: Workspace) -> None:
     assert (
         "environment and lock are both written: packages are those of a hub or of a lock; leave one out" in said.stderr
     )
+
+
+def collect(folder: Path, roots: dict[str, dict[str, str]], *options: str) -> list[str]:
+    """Collect packages: files by the names of their roots; return what is wrong with them."""
+    files = [
+        (folder / root / "site-packages" / name, text) for root, names in roots.items() for name, text in names.items()
+    ]
+    for file, text in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    collector = ROOT / "rules" / "private" / "collected_packages.py"
+    command = [sys.executable, "-B", "-E", collector, f"--output={folder}/out", *options]
+    paths = [file.relative_to(folder) for file, _ in files]
+    done = subprocess.run([*command, *paths], cwd=folder, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (1 if done.stderr else 0)
+    return done.stderr.splitlines()
+
+
+def package(name: str, **files: str) -> dict[str, str]:
+    """The files of an installed package without a RECORD: modules by their names."""
+    metadata = {f"{name}-1.dist-info/METADATA": f"Name: {name}\nVersion: 1\n"}
+    return {f"{module}.py": text for module, text in files.items()} | metadata
+
+
+def test_packages_that_do_not_go_together(tmp_path: Path) -> None:
+    tiny, edited = package("tiny", tiny="A = 1\n"), package("tiny", tiny="A = 2\n")
+    assert collect(tmp_path / "same", {"a": tiny | {"tiny-1.dist-info/INSTALLER": "uv"}, "b": tiny}) == []
+    assert collect(tmp_path / "twice", {"a": tiny, "b": edited}) == [
+        "stagec: environment: a/site-packages and b/site-packages have tiny.py with other bytes",
+        "  name one of them",
+    ]
+    inside = {"a": package("a", **{"shared/x": "1"}), "b": package("b", **{"shared/x": "2"})}
+    assert collect(tmp_path / "two", inside)[0].endswith("have shared/x.py with other bytes")
+    # Packages of a lock may have these too.
+    beside = {"a": package("a", **{"docs/conf": "1"}), "b": package("b", **{"docs/conf": "2"})}
+    assert collect(tmp_path / "docs", beside) == []
+    two = package("a") | package("b")
+    assert collect(tmp_path / "unlisted", {"root": two}) == [
+        "stagec: environment: root/site-packages has several packages, and no a-1.dist-info/RECORD and "
+        "b-1.dist-info/RECORD",
+        "  name a target for each package",
+    ]
+    listed = two | {f"{name}-1.dist-info/RECORD": f"{name}-1.dist-info/METADATA,,\n" for name in "ab"}
+    assert collect(tmp_path / "listed", {"root": listed}) == []
+
+
+def test_either_of_two_packages_is_enough(tmp_path: Path) -> None:
+    needs = "--needs=jax-cuda13-pjrt|jax-cuda12-pjrt"
+    assert collect(tmp_path / "12", {"a": package("jax_cuda12_pjrt")}, needs) == []
+    assert collect(tmp_path / "none", {"a": package("tiny")}, needs) == [
+        "stagec: environment: there is no jax-cuda13-pjrt or jax-cuda12-pjrt",
+        "  name the target that has it, such as @pip//jax_cuda13_pjrt",
+    ]

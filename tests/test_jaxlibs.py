@@ -142,6 +142,11 @@ class Clone(NestedBazel):
         folder.mkdir()
         super().__init__(folder, folder / "workspace")
         texts = workspace_files("fleet", ["older"]) | FILES
+        for file, old, new in (
+            ("WORKSPACE", '"//:older.lock"', '"//:older.lock", "exec_properties": {"Pool": "of older"}'),
+            ("MODULE.bazel", '"//:older.lock"', '"//:older.lock", exec_properties = {"Pool": "of older"}'),
+        ):
+            texts[file] = texts[file].replace(old, new)
         # The test runs a program in the build's own environment too.
         texts["MODULE.bazel"] = texts["MODULE.bazel"].replace('"older", "models', '"older", "stagec_python", "models')
         for name, text in texts.items():
@@ -205,6 +210,36 @@ def test_what_is_built(clone: Clone) -> None:
     statement = json.loads((clone.outputs / "models.intoto.json").read_text())["predicate"]["buildDefinition"]
     wheels = {one["uri"] for one in statement["resolvedDependencies"] if "uri" in one}
     assert f"pkg:pypi/jaxlib@{OLDER}" in wheels
+
+
+def test_what_follows_the_cpu_of_this_machine_is_in_no_cache(clone: Clone) -> None:
+    """What the older jaxlib gives here is tried on each machine that builds; what became of it is in caches."""
+    said, _ = clone.succeed("aquery", 'mnemonic("StagecCall", deps(//models))', "--output=jsonproto")
+    graph = json.loads(said)
+    labels = {target["id"]: target["label"].removeprefix("//models:models.") for target in graph["targets"]}
+    cached = {
+        labels[action["targetId"]]: "no-cache" not in {entry["key"] for entry in action["executionInfo"]}
+        for action in graph["actions"]
+    }
+    older = f"older.jaxlib-{OLDER}.results"
+    again = f"older.jaxlib-{OWN}"
+    assert cached == {f"{name}.{end}": end == again for name in ("retired", "step") for end in (older, again)}
+
+
+def test_each_jaxlib_is_called_where_it_compiles(clone: Clone) -> None:
+    """A remote engine may have other machines for it."""
+    said, _ = clone.succeed("query", 'attr(exec_properties, "of older", //models:all)')
+    assert {label.removeprefix("//models:models.") for label in said.splitlines()} == {
+        f"{name}{end}"
+        for name in (
+            "retired.older",
+            "step.older",
+            "step.cpu-avx2",
+            "predict.cpu-avx2.batch2",
+            "predict.cpu-avx2.batch8",
+        )
+        for end in (f".jaxlib-{OLDER}", *([f".jaxlib-{OLDER}.results"] if name.endswith(".older") else []))
+    }
 
 
 @pytest.mark.pinned

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from stagec.building import examination
+from stagec.core.builds.platforms import PLATFORMS
 from tests.building import COMPILER, INSTALLER, ROOT
 from tests.users import as_user
 
@@ -537,17 +538,18 @@ def test_comments_order_and_line_breaks_of_a_lock_do_not_count(installer: Module
 
 
 def test_libraries_that_stagec_does_not_know(installer: ModuleType, tmp_path: Path) -> None:
-    """The one that is installed is known; the one for TPUs is another library; the last cannot be read."""
+    """The one that is installed is known; that of TPUs and two of CUDA are other libraries; the last cannot be read."""
     known = examination.library("cpu")
     other = next(file for file in known.parent.glob("*.so") if file != known)
     files = {"jaxlib/libjax_common.so": known, "libtpu/libtpu.so": other}
+    files |= dict.fromkeys(PLATFORMS["cuda"].files, other)
     for name, library in files.items():
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).symlink_to(library)
-    damaged = tmp_path / "jax_plugins" / "xla_cuda13" / "xla_cuda_plugin.so"
+    damaged = tmp_path / PLATFORMS["rocm"].files[0]
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"not a library")
-    assert installer.unknown_libraries(COMPILER / "stagec", tmp_path) == ["tpu"]
+    assert installer.unknown_libraries(COMPILER / "stagec", tmp_path) == ["cuda", "tpu"]
 
 
 class Index(SimpleHTTPRequestHandler):

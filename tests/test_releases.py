@@ -230,6 +230,25 @@ def _attest(checkout: Path, release: Path, source: Mapping[str, str]) -> None:
     done = script(checkout, "attest", release)
     assert done.returncode == 1
     assert done.stderr.count("it is missing: sign the .intoto.json of the release") == 3
+    kept = (entry / "source.json").read_bytes()
+    for text, told in (
+        (b"[]", "source.json: it does not say where the archive is: TypeError("),
+        (b"{}", "source.json: it does not say where the archive is: KeyError('url')"),
+        (b"\xff", "source.json: it does not say where the archive is: UnicodeDecodeError("),
+        (kept.replace(b".tar.gz", b".zip"), "stagec-0.99.7.zip: it cannot be read: No such file or directory"),
+    ):
+        (entry / "source.json").write_bytes(text)
+        done = script(checkout, "attest", release)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert told in done.stderr
+        assert done.stderr.endswith(": name the folder that build wrote\n")
+    (entry / "source.json").write_bytes(kept)
+    done = script(checkout, "attest", checkout)
+    told = f"{checkout}: it has 0 files bcr/modules/stagec/*/source.json, and a release has one: name the folder that "
+    assert (done.returncode, done.stderr) == (1, f"{told}build wrote\n")
+    (release / "source.json.intoto.jsonl").mkdir()
+    assert "source.json.intoto.jsonl: it cannot be read: Is a directory\n" in script(checkout, "attest", release).stderr
+    (release / "source.json.intoto.jsonl").rmdir()
     other = statement.replace(hashlib.sha256((release / archive).read_bytes()).hexdigest().encode(), b"0" * 64)
     unsigned = json.dumps({**json.loads(_signed(statement)), "signatures": []})
     texts = {archive: _signed(other), "source.json": unsigned, "MODULE.bazel": statement.decode()}

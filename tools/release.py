@@ -149,14 +149,23 @@ def attest(folder: Path) -> None:
 
     Who signed, and with what, is for the registry to verify. Here it is checked that the right files were signed.
     """
-    (entry,) = folder.glob("bcr/modules/stagec/*/source.json")
-    source = json.loads(entry.read_text())
-    base, _, archive = source["url"].rpartition("/")
-    files = {"source.json": entry, "MODULE.bazel": entry.with_name("MODULE.bazel"), archive: folder / archive}
+    pattern, write = "bcr/modules/stagec/*/source.json", "name the folder that build wrote"
+    entries = sorted(folder.glob(pattern))
+    if len(entries) != 1:
+        raise SystemExit(f"{folder}: it has {len(entries)} files {pattern}, and a release has one: {write}")
+    (entry,) = entries
+    try:
+        base, _, archive = json.loads(entry.read_text())["url"].rpartition("/")
+        files = {"source.json": entry, "MODULE.bazel": entry.with_name("MODULE.bazel"), archive: folder / archive}
+        digests = {name: _sha256(file).hex() for name, file in files.items()}
+    except OSError as error:
+        raise SystemExit(f"{error.filename}: it cannot be read: {error.strerror}: {write}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{entry}: it does not say where the archive is: {error!r}: {write}") from error
     attestations, problems = {}, []
-    for name, file in files.items():
+    for name, digest in digests.items():
         signed = folder / f"{name}.intoto.jsonl"
-        if problem := _fault(signed, _sha256(file).hex()):
+        if problem := _fault(signed, digest):
             problems.append(f"{signed}: {problem}")
             continue
         integrity = f"sha256-{base64.b64encode(_sha256(signed)).decode()}"
@@ -182,6 +191,8 @@ def _fault(signed: Path, digest: str) -> str:
         digests = [subject["digest"].get("sha256") for subject in statement["subject"]]
     except FileNotFoundError:
         return "it is missing: sign the .intoto.json of the release, and name the envelope so"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"it is not a DSSE envelope or a bundle of Sigstore: {type(error).__name__}: {error}"
     return "" if digest in digests else f"another file was signed: none of its subjects has sha256 {digest}"

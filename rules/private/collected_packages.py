@@ -10,6 +10,7 @@ import argparse
 import base64
 import csv
 import email.parser
+import filecmp
 import hashlib
 import io
 import json
@@ -43,7 +44,8 @@ class Package(NamedTuple):
 def collect(files: Iterable[str], folder: Path, needs: Sequence[str]) -> tuple[list[Package], list[str]]:
     """Copy the files of packages into a new folder; return the packages, and what is wrong with them.
 
-    files: paths; what is below a folder site-packages is of a package. needs: names of packages that must be there.
+    files: paths; what is below a folder site-packages is of a package. needs: names of packages that must be there;
+    `a|b`: either.
     """
     roots: dict[str, list[str]] = {}
     problems = []
@@ -55,28 +57,45 @@ def collect(files: Iterable[str], folder: Path, needs: Sequence[str]) -> tuple[l
             problems.append(f"{file} is not below a folder site-packages\n  write what is not a package into deps")
     folder.mkdir(exist_ok=True)  # Bazel made it
     packages: dict[str, list[Package]] = {}
+    owners: dict[str, tuple[str, set[str]]] = {}  # by file: the root that it was copied from, and its packages
+    clashes: dict[tuple[str, str], str] = {}  # by two roots, the first file
     for root, names in sorted(roots.items()):
+        own = [package for package in (_package(root, name) for name in names) if package]
+        named = {normalized(package.name) for package in own}
         for name in sorted(names):
             target = folder / name
-            if not target.exists():  # of another package of its namespace; `shared_files` compares the others
+            first, others = owners.setdefault(name, (root, named))
+            if first == root:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(root + name, target)
-        own = [package for package in (_package(root, name) for name in names) if package]
+            elif not _may_differ(name, named & others) and not filecmp.cmp(root + name, target, shallow=False):
+                clashes.setdefault((first, root), name)
         for package in own:
             packages.setdefault(normalized(package.name), []).append(package)
+        unlisted = [package for package in own if f"{package.info}/RECORD" not in names]
         if not own:
             problems.append(f"{root.strip('./')} has no package\n  name targets of a hub, such as @pip//jax")
-        elif not any(name.endswith(f"{_INFO}/RECORD") for name in names):
+        elif len(own) > 1 and unlisted:
+            lists = " and ".join(f"{package.info}/RECORD" for package in unlisted)
+            problems.append(
+                f"{root.strip('./')} has several packages, and no {lists}\n  name a target for each package"
+            )
+        elif unlisted:
             _write_record(folder, root, names, own[0])
+    for (first, second), name in clashes.items():
+        problems.append(
+            f"{first.strip('./')} and {second.strip('./')} have {name} with other bytes\n  name one of them"
+        )
     for several in packages.values():
         if len({package.version for package in several}) > 1:
             there = " and ".join(f"{package.version} in {package.root}" for package in several)
             problems.append(f"{several[0].name} is there twice: {there}\n  name one of them")
-    lacking = [name for name in needs if normalized(name) not in packages]
+    lacking = [
+        names for names in (need.split("|") for need in needs) if packages.keys().isdisjoint(map(normalized, names))
+    ]
     if lacking:
-        problems.append(
-            f"there is no {' and no '.join(lacking)}\n  name the target that has it, such as @pip//{lacking[0]}"
-        )
+        what, label = " and no ".join(map(" or ".join, lacking)), normalized(lacking[0][0]).replace("-", "_")
+        problems.append(f"there is no {what}\n  name the target that has it, such as @pip//{label}")
     here = [several[0] for several in packages.values()]
     return here, problems + [problem for package in here for problem in _misfits(folder, package)]
 
@@ -87,6 +106,13 @@ def _package(root: str, name: str) -> Package | None:
         return None
     described = email.parser.HeaderParser().parsestr(Path(root, name).read_text(encoding="utf-8"))
     return Package(described["Name"], described["Version"], root.strip("./"), info)
+
+
+def _may_differ(name: str, twice: set[str]) -> bool:
+    """Whether two roots may have other bytes of a file. twice: the packages that both have."""
+    if twice:  # what is in RECORD is compared, and what installers say of themselves is left out
+        return name.endswith(tuple(f"{_INFO}/{file}" for file in ("RECORD", *installed_files.OF_INSTALLERS)))
+    return not python_environment.is_of_a_module(name)  # as packages of a lock may
 
 
 def _write_record(folder: Path, root: str, names: Sequence[str], package: Package) -> None:
@@ -135,7 +161,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, fromfile_prefix_chars="@")
     parser.add_argument("--output", type=Path, help="the folder; the digest and the list come beside it")
     parser.add_argument("--trimmed", action="store_true", help="leave out packages' own tests, headers and stubs")
-    parser.add_argument("--needs", action="append", default=[], help="a package that must be there; several times")
+    parser.add_argument(
+        "--needs", action="append", default=[], help="a package that must be there, or a|b; several times"
+    )
     parser.add_argument("files", nargs="*", help="the files")
     arguments = parser.parse_args()
     os.umask(0o022)

@@ -6,10 +6,10 @@ An action collects them into one folder. Bazel knows each file of it, so it need
 load("//rules/private:python_environment.bzl", "EXAMINED", "EXAMINED_JAXLIB", "EXAMINED_PLUGIN", "INTERPRETER", "INTERPRETER_FLAGS", "TARGET", "declared_interpreter", "find_python", "python_environment")
 load("//rules/private:python_library.bzl", "python_imports", "sources_of")
 
-# The repository of each environment, and what its packages must be among. The first is the toolchain's.
+# The repository of each environment, and what its packages must be among; of a|b one. The first is the toolchain's.
 _REPOSITORIES = {
     "": ("stagec_python", ["flatbuffers", "jaxlib", "numpy", "pydantic"]),
-    "cuda": ("stagec_cuda", ["jax-cuda13-pjrt", "jax-cuda13-plugin"]),
+    "cuda": ("stagec_cuda", ["jax-cuda13-pjrt|jax-cuda12-pjrt", "jax-cuda13-plugin|jax-cuda12-plugin"]),
     "rocm": ("stagec_rocm", ["jax-rocm7-pjrt", "jax-rocm7-plugin"]),
     "tpu": ("stagec_tpu", ["libtpu"]),
 }
@@ -111,7 +111,7 @@ hub_environment = repository_rule(
         INTERPRETER,
         targets = attr.string_list(doc = "The labels of the targets.", mandatory = True),
         platform = attr.string(doc = "Of a plugin: the platform that it compiles for."),
-        needs = attr.string_list(doc = "Packages that must be among them."),
+        needs = attr.string_list(doc = "Packages that must be among them; `a|b`: either."),
         trimmed = attr.bool(doc = "As python_environment has it."),
     ),
     environ = ["STAGEC_PYTHON"],

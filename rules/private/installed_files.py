@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType
 
 # What installers write of themselves.
-_OF_INSTALLERS = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+OF_INSTALLERS = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _TESTS = "tests"
 _HEADERS = (".cuh", ".h", ".hh", ".hpp", ".pxd")
 _STUBS = ".pyi"
@@ -42,7 +42,7 @@ def normalize(folder: Path, trimmed: bool) -> None:
     trimmed: whether to leave out what nothing imports: packages' own tests, headers and stubs.
     """
     for file in _files(folder):
-        written_by_installer = file.parent.name.endswith(".dist-info") and file.name in _OF_INSTALLERS
+        written_by_installer = file.parent.name.endswith(".dist-info") and file.name in OF_INSTALLERS
         if written_by_installer or _starts_an_interpreter(folder, file):
             file.unlink()
     if trimmed:

@@ -165,8 +165,8 @@ def compiled_executables(plan, jaxlibs):
 
     Returns:
       struct of executables, of crossing, and of problems (list of string, what is wrong with the releases). crossing is a
-      list of structs like those of executables, without a spec: of those that a newer release runs; `executable` is the
-      name of what it runs, `writer` the environment that compiled that. executables is a list of
+      list of structs like those of executables, without a spec: of those that a newer release runs; `writer` is a struct of
+      what compiled it: release, name (of its target), environment, exec_properties. executables is a list of
       struct: name (of its target), export (name of that), spec (string), platform, environment (label, or None for the
       build's own), plugin (label or None), suffix (string, what distinguishes names of this environment), exec_properties
       (dict, of its action).
@@ -228,8 +228,7 @@ def compiled_executables(plan, jaxlibs):
                 crossing.append(struct(
                     name = name + ".jaxlib-" + release,
                     export = export,
-                    executable = writer.name,
-                    writer = writer.environment,
+                    writer = writer,
                     platform = platform,
                     environment = fitting[0].environment,
                     plugin = None,
@@ -237,7 +236,12 @@ def compiled_executables(plan, jaxlibs):
                     exec_properties = fitting[0].exec_properties,
                 ))
                 continue
-            made.append(struct(release = release, name = name + suffix, environment = fitting[0].environment))
+            made.append(struct(
+                release = release,
+                name = name + suffix,
+                environment = fitting[0].environment,
+                exec_properties = fitting[0].exec_properties,
+            ))
             executables.append(struct(
                 name = name + suffix,
                 export = export,

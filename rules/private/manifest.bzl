@@ -3,7 +3,7 @@
 load("//rules/private:autotuning.bzl", "aot_autotuning")
 load("//rules/private:baseline.bzl", "aot_baseline_test", "aot_baseline_update")
 load("//rules/private:bundle.bzl", "aot_bundle")
-load("//rules/private:crossing.bzl", "aot_crossing")
+load("//rules/private:crossing.bzl", "aot_crossing", "aot_results")
 load("//rules/private:executable.bzl", "aot_executable", "has_autotuning")
 load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
@@ -298,11 +298,18 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
             environment = one.environment,
             **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})
         )
+    for writer in {one.writer.name: one.writer for one in crossing}.values():
+        aot_results(
+            name = writer.name + ".results",
+            executable = ":" + writer.name,
+            environment = writer.environment,
+            **dict(common, exec_properties = writer.exec_properties or common.get("exec_properties") or {})
+        )
     for one in crossing:
         aot_crossing(
             name = one.name,
-            executable = ":" + one.executable,
-            writer = one.writer,
+            executable = ":" + one.writer.name,
+            results = ":" + one.writer.name + ".results",
             environment = one.environment,
             **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})
         )

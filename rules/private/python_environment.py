@@ -105,7 +105,7 @@ def shared_files(folder: Path) -> str:
             owners.setdefault(path, {})[name] = digest
     clashes: dict[tuple[str, ...], list[str]] = {}
     for path, digests in owners.items():
-        if len({*digests.values()}) > 1 and _is_of_a_module(path):
+        if len({*digests.values()}) > 1 and is_of_a_module(path):
             clashes.setdefault(tuple(sorted(digests)), []).append(path)
     lines = []
     for names, paths in sorted(clashes.items()):
@@ -115,7 +115,7 @@ def shared_files(folder: Path) -> str:
     return "\n".join([*lines, *_KEEP_ONE]) if lines else ""
 
 
-def _is_of_a_module(path: str) -> bool:
+def is_of_a_module(path: str) -> bool:
     """Whether a file is a module, or beside one in its package; not what packages of one namespace all have."""
     inside = "/" in path and path.partition("/")[0] not in _STRAY
     return (inside and Path(path).name not in _OF_NAMESPACES) or ("/" not in path and path.endswith((".py", ".so")))
@@ -298,7 +298,7 @@ def unknown_libraries(stagec: Path, folder: Path) -> list[str]:
         for file in filter(Path.is_file, (folder / path for path in compiler.files)):
             with contextlib.suppress(OSError):  # it cannot be read: an action will say so
                 unknown += [] if known_builds.identity(file)[1] else [name]
-    return unknown
+    return list(dict.fromkeys(unknown))  # a platform may have several
 
 
 def _note_pip(display: str, error: Exception) -> None:

@@ -23,14 +23,14 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.crossings import Jaxlib
 from stagec.bundle.description import LARGEST, Description
 from stagec.bundle.index import numbers
-from stagec.core.data import child
+from stagec.core.data import child, thunks
 from stagec.loader import crossings as first_calls
 from stagec.loader.once import Once
 from stagec.loader.selection import Asked, select
 from stagec.patches import known_builds
 from stagec.pjrt import compatibility, host
 from tests.building import ROOT, checked, stagec as command
-from tests.bundles import edited, whole_index, with_index
+from tests.bundles import edited, edited_descriptions, whole_index, with_index
 from tests.loader.test_selection import EXECUTABLE, EXPORTED, HERE
 from tools import crossing
 
@@ -350,6 +350,42 @@ def test_golden_inputs_are_what_a_first_call_gets(zoo: Path, monkeypatch: pytest
             first_calls.call(data, sizes)
 
 
+@pytest.mark.parametrize("differs", [0.0, 1e-5], ids=["kinds", "executable"])
+def test_the_answer_for_a_bundle_is_not_that_of_another(
+    differs: float, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one with the same executable at the same path, whose golden outputs are others."""
+    kinds = sorted(thunks.kinds(bytes(Archive(zoo)["loop.cpu.xla"])))
+    with_table(monkeypatch, differs=dict.fromkeys(kinds, differs) if differs else {})
+    crossings._table()[0]["kinds"][OLDER] = kinds
+    older, path = tmp_path / "older.aot", tmp_path / "x.aot"
+    edited_descriptions(zoo, older, "loop", lambda description: description["versions"].update(jaxlib=OLDER))
+    x = np.linspace(0, 1, 8, dtype=np.float32)
+    with stagec.load(zoo) as bundle:
+        (carry, sums), end = bundle["loop"](x)
+    for wrong, code in ((0, "chosen"), (1, "jaxlib-version")):
+        arrays = {"x": x, "result[0][0]": carry + np.float32(wrong), "result[0][1]": sums, "result[1]": end}
+
+        def with_golden(members: dict[str, bytes], arrays: dict[str, Any] = arrays) -> None:
+            index = whole_index(members)
+            rows = {
+                name: {"aval": f"f32[{','.join(map(str, array.shape))}]", "member": f"golden/{number}"}
+                for number, (name, array) in enumerate(arrays.items())
+            }
+            outputs = {name: {**row, "rtol": 1e-3, "atol": 1e-3} for name, row in rows.items() if name != "x"}
+            golden = {"bucket": {}, "inputs": {"args[0]": rows["x"]}, "outputs": outputs}
+            index["functions"]["loop"]["golden"] = golden
+            more = {row["member"]: arrays[name].tobytes() for name, row in rows.items()}
+            new = with_index(index, {**members, **more})
+            members.clear()
+            members.update(new)
+
+        with stagec.load(edited(older, path, with_golden), policy="measured") as bundle:
+            np.testing.assert_array_equal(bundle["loop"](x)[1], end)
+            first, *_ = bundle.select("loop").candidates
+            assert (first.offer.member, first.code) == ("loop.cpu.xla", code), first.reason
+
+
 def result(folder: Path, name: str, numbers: list[float]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.results").write_text(f"float32 {np.array(numbers, np.float32).tobytes().hex()}")
@@ -381,6 +417,28 @@ def test_what_is_blamed_for_a_difference(tmp_path: Path) -> None:
     }
     result(tmp_path / "0.12.0", "alone", [1, np.inf])
     assert crossing._pair(tmp_path, kinds, "0.11.0", "0.12.0")["differs"]["kernel"] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "wanted", "error"),
+    [
+        ("float32", [1, 2], [1, 2], None),
+        ("float32", [1, 2], [1, 4], 0.5),
+        ("float32", [0.0], [-0.0], 0.0),
+        ("float32", [np.inf, 2], [-np.inf, 2], np.inf),
+        ("float32", [np.nan, 2], [np.inf, 2], np.inf),
+        ("float32", [np.nan, 2], [1, 2], np.inf),
+        ("float32", [np.nan, 1], [np.nan, 2], 0.5),
+        ("complex64", [complex(np.inf, 1)], [complex(np.inf, 2)], np.inf),
+        ("complex64", [3 + 3j], [3 + 4j], 0.2),
+        ("int32", [1000, 2], [1000, 3], np.inf),
+        ("uint8", [1], [2], np.inf),
+        ("bool", [True], [False], np.inf),
+    ],
+)
+def test_how_far_results_differ(dtype: str, given: Any, wanted: Any, error: float | None) -> None:
+    lines = [f"{dtype} {np.array(each, dtype).tobytes().hex()}" for each in (wanted, given)]
+    assert crossing._error(*lines) == (None if error is None else pytest.approx(error))
 
 
 def test_the_table_is_whole() -> None:

@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +39,7 @@ from stagec.trust.attestation import Statement
 from tests.building import COMPILER, PYTHON, action_environment, build as build_by_hand, build_jax_cache
 from tests.local.builder import Builder
 from tests.page_blocks import commands, files
-from tests.users import WAYS, isolation, needs_isolation, where
+from tests.users import WAYS, as_user, isolation, needs_isolation, where
 
 PAGE = files("docs/without-bazel.md")
 MANIFEST = """
@@ -702,12 +703,16 @@ def test_the_page(tmp_path: Path) -> None:
 def test_the_packages_are_in_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed, edited = tmp_path / "site-packages", tmp_path / "edited"
     record = installed / "a-1.dist-info" / "RECORD"
-    listed = "a.py,sha256=x,1\nb/__init__.py,sha256=y,1\na-1.dist-info/RECORD,,\n"
+    names = "a.py", "b/__init__.py", "shared/a/__init__.py", "shared/single.py"
+    listed = "".join(f"{name},sha256=x,1\n" for name in names) + "a-1.dist-info/RECORD,,\n"
+    unlisted = [
+        installed / name
+        for name in ("without_metadata/c.py", "d.py", "shared/e.py", "shared/e/__init__.py", "shared/e/data.json")
+    ]
     texts = {
         record: listed,
-        installed / "a.py": "A = 1",
-        installed / "without_metadata" / "c.py": "C = 1",
-        installed / "d.py": "D = 1",
+        **{installed / name: "A = 1" for name in names},
+        **dict.fromkeys(unlisted, "C = 1"),
         edited / "b.py": "B = 1",
     }
     for path, text in texts.items():
@@ -719,15 +724,78 @@ def test_the_packages_are_in_the_keys(tmp_path: Path, monkeypatch: pytest.Monkey
         return environment.facts([str(installed), str(edited)], digests)["packages"]
 
     seen = [key()]
-    for path in (record, installed / "without_metadata" / "c.py", installed / "d.py", edited / "b.py"):
+    for path in (record, *unlisted, edited / "b.py"):
         path.write_text(texts[path].replace("1", "2", 1))
         seen.append(key())
-    assert len({*seen}) == 5
-    # What differs where the same wheels are installed elsewhere, or by another installer.
+    assert len({*seen}) == len(seen)
+    for name in names:  # of a list, the digests count
+        (installed / name).write_text("A = 2")
+    assert key() == seen[-1]
+    # What differs where the same wheels are installed elsewhere, or by another installer, or a checkout is elsewhere.
     (installed / "a-1.dist-info" / "INSTALLER").write_text("uv")
+    (installed / "__editable__.b.pth").write_text(str(edited))
     installer = "../../bin/a,sha256=z,9\na-1.dist-info/INSTALLER,sha256=u,2\n__pycache__/a.cpython-311.pyc,,\n"
+    installer += "__editable__.b.pth,sha256=z,9\n"
     record.write_text(installer + record.read_text())
     assert key() == seen[-1]
     # A process that imports the model itself has the workspace on its path; an action gets its import roots.
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(installed), *sys.path])
     assert environment.packages([str(tmp_path)])[0] == str(installed)
+
+
+UNREADABLE = """
+import os, sys
+from stagec.core.messages.errors import StagecError
+from stagec.local import environment
+from stagec.local.store import Store
+try:
+    environment.facts([sys.argv[1]], Store(environment.Path(sys.argv[2])).digests("of-a-test"))
+except StagecError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("site-packages/a/b.py", "cannot be read: Permission denied"),
+        ("site-packages/a/c", "cannot be read: Permission denied"),
+        ("site-packages", "cannot be read: Permission denied"),
+        ("site-packages/a-1.dist-info/RECORD", "it is no list of files: 'utf-8' codec can't decode byte 0xff in"),
+    ],
+)
+def test_packages_that_cannot_be_read_are_named(name: str, told: str, tmp_path: Path) -> None:
+    """Nothing is left out of the keys because this user may not read it."""
+    with as_user("ordinary user") as user, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        for file in ("site-packages/a/b.py", "site-packages/a/c/d.py", "site-packages/a-1.dist-info/RECORD"):
+            (path := Path(folder, file)).parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"\xff" if file == name else b"")
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            if user.number is not None:
+                os.chown(path, user.number, user.number)
+        if told.endswith("denied"):
+            Path(folder, name).chmod(0)
+        command = [user.python, "-c", UNREADABLE, f"{folder}/site-packages", f"{folder}/store"]
+        done = subprocess.run(command, env=action_environment(), user=user.number, capture_output=True, text=True)
+        Path(folder, name).chmod(0o755)
+    assert done.stdout.startswith(f"{folder}/{name}: {told}"), done.stderr
+
+
+def test_readers_of_one_file_have_entries_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stagec.local.store._FRESH", 0)
+    file = tmp_path / "file"
+    file.write_text("content")
+    kept = Store(tmp_path / "store")
+
+    def first(path: str) -> str:
+        return f"first {Path(path).read_text()}"
+
+    def second(path: str) -> str:
+        return f"second {Path(path).read_text()}"
+
+    for _ in range(2):  # the second time they are remembered
+        digests = kept.digests("of-a-test")
+        read = digests.of(str(file)), digests.of(str(file), first), digests.of(str(file), second)
+        assert read == (hashlib.sha256(b"content").hexdigest(), "first content", "second content")
+        assert digests.changed([str(file)]) == []
+        digests.save()

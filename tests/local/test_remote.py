@@ -6,6 +6,7 @@ Modules: `local/remote.py`, `local/running.py`, `local/store.py`, `cli/build.py`
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import threading
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.core.data import wire
 from stagec.core.messages.errors import StagecError
 from stagec.local import remote
 from stagec.local.remote import Remote
@@ -63,6 +65,8 @@ def test_a_machine_that_may_only_read(cache: HttpCache, tmp_path: Path) -> None:
     before = len(cache.actions)
     assert "action export m.shift" in workspace.build("--remote-cache", cache.url, "--no-upload")
     assert len(cache.actions) == before
+    told = workspace.refusal("--dry-run", "--remote-cache", cache.url)
+    assert told == "--dry-run asks no cache, and --remote-cache names one\n  leave one of them out\n"
     assert workspace.refusal("--no-upload") == "--no-upload is for --remote-cache: leave it out\n"
 
 
@@ -97,7 +101,12 @@ def test_a_server_that_is_not_there_fails_no_build(tmp_path: Path) -> None:
         ("cache:8080", "it is not the address of a cache"),
         ("http://cache/\xe9", "it is not the address of a cache"),
         ("http://", "it is not the address of a cache"),
-        ("http://cache:x", "Port could not be cast to integer value as 'x'"),
+        ("http://cache:x", "it is not the address of a cache"),
+        ("http://user:se/cret@cache", "it is not the address of a cache"),
+        ("http://user:1/cret@cache", "it is not the address of a cache"),
+        ("http://user:se#cret@cache", "it is not the address of a cache"),
+        ("http://user:se\u2100cret@cache", "it is not the address of a cache"),
+        ("http://user:se[cret@cache", "it is not the address of a cache"),
     ],
 )
 def test_addresses_of_others_are_refused(url: str, told: str, tmp_path: Path) -> None:
@@ -106,6 +115,7 @@ def test_addresses_of_others_are_refused(url: str, told: str, tmp_path: Path) ->
     assert str(refused.value).startswith(
         f"--remote-cache: {told}\n  write the address of an HTTP cache, such as http://"
     )
+    assert not re.search("user|se|cret", str(refused.value).replace("serves both", ""))
 
 
 class Server(ThreadingHTTPServer):
@@ -339,8 +349,22 @@ def test_an_entry_that_is_no_result_is_not_taken(content: bytes, server: Server,
     assert "an entry of it is not the result of an action" in said
 
 
+@pytest.mark.parametrize(
+    "text", ['["f.py"]', '{"f.py": []}', "[[1]]", "[" * 5000, '[["f.py", NaN]]', f"[{'[' * 250}{']' * 250}]", "[[]"]
+)
+def test_an_entry_that_names_no_files_is_not_taken(text: str, server: Server, tmp_path: Path) -> None:
+    (name,) = (name for name, content in server.entries.items() if b"f.py" in content)
+    server.entries[name] = wire.Record(remote._STDOUT, 2, text.encode()).encode()
+    made, said, _ = _find(server, tmp_path)
+    assert made is None
+    assert "an entry of it does not name the files that an action read" in said
+
+
 def test_a_server_that_takes_nothing_is_told(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
     def refuse(handler: Handler) -> None:
+        asked.append(handler.path)
         handler.rfile.read(int(handler.headers["Content-Length"]))
         _answer(handler, b"", ("Content-Length", "0"), status=403)
 
@@ -348,5 +372,7 @@ def test_a_server_that_takes_nothing_is_told(server: Server, tmp_path: Path, mon
     store = Store(tmp_path / "one")
     made = store.find(KEY)[0]
     with Remote(server.url, store) as cache:
-        cache.keep(KEY, made, reads_sources=True)
+        for _ in range(3):
+            cache.keep(KEY, made, reads_sources=True)
+    assert asked == [f"/cas/{DIGEST}"]  # nothing is asked after it
     assert "it answers 403 to PUT: to read from it alone, write --no-upload\n" in cache.said

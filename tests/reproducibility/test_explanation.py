@@ -68,12 +68,20 @@ def test_why_it_is_built_again_whenever_a_file_is_added(small: Path, tmp_path: P
     )
 
 
-def test_an_executable_of_another_jaxlib_is_not_compared_without_it(small: Path, tmp_path: Path) -> None:
-    releases = f'version = "1"\njaxlib = ["{jaxlib.__version__}", "9.9.9"]'
+@pytest.mark.parametrize(
+    ("key", "does"),
+    [
+        (f'jaxlib = ["{jaxlib.__version__}", "9.9.9"]', f"compiles it, and here is {jaxlib.__version__}"),
+        ('runs_on = ["9.9.9"]', "runs what an older one compiles"),
+    ],
+)
+def test_an_executable_for_another_jaxlib_is_not_compared_without_it(
+    small: Path, tmp_path: Path, key: str, does: str
+) -> None:
     assert 'version = "1"' in MANIFEST
-    source = edited(tmp_path, manifest=MANIFEST.replace('version = "1"', releases))
+    source = edited(tmp_path, manifest=MANIFEST.replace('version = "1"', f'version = "1"\n{key}'))
     status, text = explain(small / "m.aot", source / "m.toml", "--import-root", source)
-    why = f"not compared: jaxlib 9.9.9 compiles it, and here is {jaxlib.__version__}; bazel run m.explain compares it"
+    why = f"not compared: jaxlib 9.9.9 {does}; bazel run m.explain compares it"
     assert (status, text.splitlines()[:2]) == (1, ["bits.cpu.jaxlib-9.9.9", f"  {why}"])
     assert text.count("\n") == 2 * text.count("not compared")
 

@@ -416,6 +416,35 @@ def test_an_input_that_changes_is_told(exporting: Worker, root: Path) -> None:
     assert not (root / "bazel-out" / "told").exists()
 
 
+def test_a_package_that_changes_is_told(root: Path) -> None:
+    """Of a hub's packages each file is an input, and an action gets their folder."""
+    package = root / "bazel-out" / "hub" / "site-packages" / "extra.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("number = 1\n")
+    source = "import extra, time\ndef f(x):\n    time.sleep(2)\n    return x\n"
+    name = str(package.relative_to(root))
+    with Worker("action export", root, packages=package.parent) as worker:
+        assert ask(worker, root, "def f(x):\n    return x\n") == (0, "")  # now it is started
+        (root / "models" / "changing.py").write_text(source)
+        worker.send(export("m.changing"), ["models/changing.py", "bazel-out/m.changing.spec", name])
+        time.sleep(0.5)
+        package.write_text("number = 2\n")
+        response = worker.receive()
+    assert (response[1], response[2]) == (1, f"stagec: {name} changed while this action read it: build again\n")
+
+
+def test_a_folder_of_sources_is_not_shown_whole(root: Path) -> None:
+    packages = root / "models" / "site-packages"
+    packages.mkdir()
+    for name in ("declared.py", "undeclared.py"):
+        (packages / name).touch()
+    source = "import os\ndef f(x):\n    print(os.listdir('models/site-packages'))\n    return x\n"
+    (root / "models" / "changing.py").write_text(source)
+    inputs = ["models/changing.py", "bazel-out/m.changing.spec", "models/site-packages/declared.py"]
+    with Worker("action export", root, packages=packages) as worker:
+        assert worker.ask(export("m.changing"), inputs) == (0, "['declared.py']\n")
+
+
 def test_the_file_of_the_arguments_may_be_written_again(exporting: Worker, root: Path) -> None:
     """As Bazel 4 does for the sandbox, where that runs the same action in dynamic execution."""
     (root / "models" / "changing.py").write_text("import time\ndef f(x):\n    time.sleep(2)\n    return x\n")

@@ -113,12 +113,18 @@ def _planned(
         return _trace(exports[name], roots, lambda words: command(words, [*(packages or sys.path), *needed]))
 
     executables, unknown, here = {}, {}, compatibility.version()
+    elsewhere = f"bazel run {planned.name}.explain compares it"
     for executable in planned.executables:
-        for release in planned.jaxlib.get(executable.spec.target.name, [here]):
+        releases = planned.jaxlib.get(executable.spec.target.name, [here])
+        for release in releases:
             if release == here:
                 executables[executable.name] = executable.export, executable.spec
             else:
-                why = f"jaxlib {release} compiles it, and here is {here}; bazel run {planned.name}.explain compares it"
+                why = f"jaxlib {release} compiles it, and here is {here}; {elsewhere}"
+                unknown[f"{executable.name}.jaxlib-{release}"] = why
+        for release in planned.runs_on:
+            if executable.spec.target.platform == "cpu" and release not in releases:
+                why = f"jaxlib {release} runs what an older one compiles; {elsewhere}"
                 unknown[f"{executable.name}.jaxlib-{release}"] = why
     return Inputs(planned.name, planned.version, exports, executables, traced, {}, unknown)
 

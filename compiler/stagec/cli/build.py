@@ -56,6 +56,8 @@ def run(options: Options) -> Answer:
 
     only_with("--statement or --sbom", options.statement or options.sbom, options, "packages")
     only_with("--remote-cache", options.remote_cache, options, "no_upload")
+    if options.dry_run and options.remote_cache:
+        raise mistake("--dry-run asks no cache, and --remote-cache names one", "leave one of them out")
     wanted = Wanted(
         options.manifest,
         options.root,

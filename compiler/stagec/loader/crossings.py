@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TRIED = Once()
-"""What ran in a child, by the jaxlib and the kinds of operations: once in a process. What failed is not kept."""
+"""What ran in a child, by the bundle's index, which has the golden outputs, and the kinds of operations, or the digest
+of an executable: once in a process. What failed is not kept."""
 
 
 class Crossings:
@@ -35,6 +37,7 @@ class Crossings:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._index = ""  # the digest of the bundle's, once it is needed
         self._here = crossings.Jaxlib(host.jaxlib, compatibility.build_id())
         self._kinds: dict[str, frozenset[str]] = {}  # by member
         self._refusals: dict[tuple[str, str, float], str] = {}  # by member, jaxlib that made it, and tolerance
@@ -72,15 +75,16 @@ class Crossings:
     def passes(self, offer: Offer, description: Description, archive: Archive, function: Mapping[str, Any]) -> bool:
         """Return whether a child process runs an executable that `refusal` allows; if not, `refusal` says why now.
 
-        The first one in this process of a jaxlib and with these kinds of operations is loaded and called, on the
+        The first one in this process of a bundle, a jaxlib and these kinds of operations is loaded and called, on the
         function's golden inputs if it has some for these sizes and no weights, else on random arrays. What it gives for
         golden inputs must be right, within the function's tolerances. One that may have other bits within these is
         called itself. function: its entry in the index.
         """
         made_with, tolerance = offer.versions["jaxlib"], crossings.within(function, offer.bucket)
-        key: tuple[Any, ...] = made_with, self._kinds[offer.member]
+        self._index = self._index or hashlib.sha256(archive.encoded_index).hexdigest()
+        key: tuple[Any, ...] = self._index, made_with, self._kinds[offer.member]
         if self._refusal(archive, function, offer, 0.0):
-            key = made_with, description.executable_sha256, description.artifact, archive.path
+            key = self._index, made_with, description.executable_sha256, description.artifact
         try:
             _TRIED.get(key, lambda: _try(bytes(archive[offer.member]), description, archive, function))
         except ValueError as error:  # of this executable alone: another with the same kinds has a call of its own

@@ -7,17 +7,19 @@ import csv
 import functools
 import hashlib
 import importlib.machinery
+import itertools
 import json
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from stagec.core.builds import actions
+from stagec.core.messages.errors import blaming
 
 if TYPE_CHECKING:
     from stagec.local.store import Digests
@@ -73,10 +75,13 @@ def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
     """Return what stands for this Python in keys.
 
     "packages": a digest of all folders of packages; "abi" of the interpreter; "libraries": where it looks for shared
-    ones; "python": its release, which matters to what runs a model.
+    ones; "python": its release, which matters to what runs a model. Raises StagecError for what cannot be read.
     """
     abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
-    content = [sorted(_contents(Path(path), digests)) for path in paths]
+    content = []
+    for path in paths:
+        with blaming(path):
+            content.append(sorted(_contents(Path(path), digests)))
     text = json.dumps([entries for entries in content if entries])
     return {
         "packages": hashlib.sha256(text.encode()).hexdigest(),
@@ -90,41 +95,62 @@ def _contents(folder: Path, digests: Digests) -> Iterator[tuple[str, str]]:
     """Yield what is in a folder of packages.
 
     Where pip installs, each package has a list of its files with their digests, which is believed. What no list has,
-    such as a package without metadata or a checkout that is installed to be edited, is read.
+    such as a package without metadata or a checkout that is installed to be edited, is read. Of a folder that packages
+    share (a namespace), that is each file that none of them lists. Actions read no .pth file: what a path in one names
+    is a folder of packages itself.
     """
-    others = [""]
+    others, owned = [""], {"__pycache__"}
     if folder.name in ("site-packages", "dist-packages"):
-        listed = {"__pycache__"}
         with os.scandir(folder) as entries:
             others = [entry.name for entry in entries if not entry.name.endswith(".pth")]
         for record in (f"{folder}/{name}/RECORD" for name in others if name.endswith(".dist-info")):
             if os.path.isfile(record):
-                digest, *tops = digests.of(record, _listed).split("/")
+                digest, *of_package = digests.of(record, _listed).split("\n")
                 yield os.path.basename(os.path.dirname(record)), digest
-                listed.update(tops)
-        others = [name for name in others if name not in listed]
-    for name in others:
+                owned.update(of_package)
+    for name in (name for name in others if name not in owned):
         path = f"{folder}/{name}".rstrip("/")
-        files = (f"{path}/{file}" for file in files_below(path, _READ)) if os.path.isdir(path) else [path]
-        yield from ((os.path.relpath(file, folder), digests.of(file)) for file in files if file.endswith(_READ))
+        files = (f"{path}/{file}" for file in files_below(path, _READ, _fail)) if os.path.isdir(path) else [path]
+        for file in (file for file in files if file.endswith(_READ)):
+            relative = os.path.relpath(file, folder)
+            if owned.isdisjoint(_starts(relative)):
+                yield relative, digests.of(file)
 
 
 _READ = (".py", ".so", ".json", ".toml")
 
 
-def _listed(record: str) -> str:
-    """Return a digest of what a RECORD lists, and the first names of its paths, with slashes between.
+def _fail(error: OSError) -> NoReturn:
+    raise error
 
-    Left out is what differs where the same wheel is installed elsewhere: scripts, which have the path of Python, and
-    what installers say of themselves.
+
+def _listed(record: str) -> str:
+    """Return a digest of what a RECORD lists, and what the package has alone, in lines: folders, and single files.
+
+    A folder with an `__init__.py` is the package's own, with all that is in it. Left out is what differs where the same
+    wheel is installed elsewhere: scripts, which have the path of Python, .pth files, which may have that of a checkout,
+    and what installers say of themselves.
     """
-    rows = [row for row in csv.reader(Path(record).read_text("utf-8").splitlines()) if row]
+    with blaming(record, "install the package again", "it is no list of files: ", of=(ValueError, csv.Error)):
+        rows = [row for row in csv.reader(Path(record).read_text("utf-8").splitlines()) if row]
     own = [
         row for row in rows if not row[0].startswith(("/", "..")) and row[0].rpartition("/")[2] not in _OF_INSTALLERS
     ]
-    kept = sorted(row for row in own if not row[0].endswith((".pyc", "/RECORD")))
+    kept = sorted(row for row in own if not row[0].endswith((".pyc", "/RECORD")) and not _is_pth(row[0]))
     digest = hashlib.sha256(json.dumps(kept).encode()).hexdigest()
-    return "/".join([digest, *sorted({row[0].partition("/")[0] for row in own})])
+    folders = {row[0].removesuffix("/__init__.py") for row in own if row[0].endswith("/__init__.py")}
+    read = [row[0] for row in own if row[0].endswith(_READ)]
+    units = {next((start for start in _starts(path) if start in folders), path) for path in read}
+    return "\n".join([digest, os.path.basename(os.path.dirname(record)), *sorted(units)])
+
+
+def _is_pth(path: str) -> bool:
+    return "/" not in path and path.endswith(".pth")
+
+
+def _starts(path: str) -> Iterator[str]:
+    """Yield the folders that a path leads through, the outermost first, and the path."""
+    return itertools.accumulate(path.split("/"), "{}/{}".format)
 
 
 _OF_INSTALLERS = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
@@ -148,12 +174,15 @@ def cpu() -> str:
 _NO_SOURCES = ("__pycache__", "node_modules", "site-packages")
 
 
-def files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+def files_below(
+    folder: str, endings: tuple[str, ...], unread: Callable[[OSError], object] | None = None
+) -> Iterator[str]:
     """Yield the files below a folder whose names have one of these endings ("" for all), relative to it.
 
     No link to a folder is followed. Left out are hidden folders, virtual environments, and `bazel-*`, which is Bazel's.
+    unread: is called for a folder that cannot be read; None: it is left out.
     """
-    for here, folders, files in os.walk(folder):
+    for here, folders, files in os.walk(folder, onerror=unread):
         folders[:] = sorted(
             name
             for name in folders

@@ -26,8 +26,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from stagec.core.data import wire
+from stagec.core.data import strict_json, wire
 from stagec.core.messages.errors import Problem, StagecError, mistake
+from stagec.core.trees import json_shapes
 from stagec.local.store import Made, Store
 
 _PATIENCE = 10.0
@@ -37,6 +38,7 @@ _RATE = 1 << 16
 _LARGEST_RESULT = 4 << 20
 _KEPT = 16
 """The most sets of names of one action."""
+_NAMES = json_shapes.shape([[str]])
 _READ_ONLY = (401, 403, 405)
 """What a server answers that only some may write to."""
 
@@ -130,12 +132,15 @@ class Remote:
         if answer is None:
             return []
         try:
-            sets = json.loads(next(wire.find(answer, [_STDOUT])))
-            return [[name for name in names if isinstance(name, str)] for names in sets][:_KEPT]
-        except (ValueError, TypeError, StopIteration) as error:
+            sets: list[list[str]] = strict_json.parse(next(wire.find(answer, [_STDOUT])), _LARGEST_RESULT)
+            _NAMES(sets)
+            return sets[:_KEPT]
+        except (ValueError, StopIteration) as error:
             raise _Fault("an entry of it does not name the files that an action read") from error
 
     def _send(self, key: str, made: Made, reads_sources: bool) -> None:
+        if self._fault:  # since it was submitted
+            return
         try:
             for digest, _ in made.outputs.values():
                 with self._store.opened(digest) as file:
@@ -271,11 +276,12 @@ class _Connection:
 def _split(url: str) -> SplitResult:
     """Return the parts of a URL. Raises StagecError."""
     write = "write the address of an HTTP cache, such as http://HOST:8080"
+    other = mistake("--remote-cache: it is not the address of a cache", f"{write}; %2F is / in a password")
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:
-        raise mistake(f"--remote-cache: {error}", write) from error
+    except ValueError:  # its text may have a piece of the password
+        raise other from None
     if parts.scheme in ("grpc", "grpcs", "unix"):
         raise mistake(
             f"--remote-cache: stagec build does not speak {parts.scheme}", f"{write}: bazel-remote serves both"
@@ -283,11 +289,12 @@ def _split(url: str) -> SplitResult:
     if (
         parts.scheme not in ("http", "https")
         or not parts.hostname
+        or "@" in parts.path  # what is before it is a part of the password
         or parts.query
         or parts.fragment
         or not url.isascii()
     ):
-        raise mistake("--remote-cache: it is not the address of a cache", write)
+        raise other
     return parts
 
 

@@ -283,14 +283,18 @@ class Digests:
             self._known = json.loads((store.folder / name).read_bytes())
 
     def of(self, path: str, read: Callable[[str], str] | None = None) -> str:
-        """Return the digest of a file, or what `read` reads in it; the same one each time. Raises OSError."""
-        if path not in self._taken:
+        """Return the digest of a file, or what `read` reads in it; the same one each time. Raises OSError.
+
+        What a function of the same name has read is kept: give it another name if it reads something else.
+        """
+        key = f"{path}\n{read.__qualname__}" if read else path
+        if key not in self._taken:
             now = state(path)
-            before, digest = self._known.get(path, ([], ""))
+            before, digest = self._known.get(key, ([], ""))
             if max(now[-2:]) >= time.time_ns() - int(_FRESH * 1e9):  # before it is read
-                self._fresh.add(path)
-            self._taken[path] = now, digest if before == now else (read or digest_of)(path)
-        return self._taken[path][1]
+                self._fresh.add(key)
+            self._taken[key] = now, digest if before == now else (read or digest_of)(path)
+        return self._taken[key][1]
 
     def changed(self, paths: Sequence[str]) -> list[str]:
         """Return those of files that have changed since their digests were taken: those may be of other content."""

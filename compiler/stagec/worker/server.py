@@ -37,6 +37,8 @@ from stagec.worker.root import identity, import_roots, packages
 _COMPILER = os.path.abspath(__file__).removesuffix("/stagec/worker/server.py")
 _SOURCES = re.compile(rf"{re.escape(_COMPILER)}/(stagec|extensions/[^/]+/stagec_[^/]+)/")
 _PACKAGES = "/site-packages"
+_OF_BAZEL = ("bazel-out/", "external/", "../")
+"""Where Bazel has what it made and fetched."""
 _IN_PLACE = ("action bundle",)
 """Commands that work in the execution root, with the files of the machine: they run no code of a model's, and open what
 their arguments name. To give a bundle its thousands of inputs took longer than to write it."""
@@ -107,7 +109,6 @@ class _Worker:
         # for the sandbox again. The compiler is seen where it is: to show its sources as inputs as well takes long.
         unread = {f"{path}-0.params" for path in declared}
         inputs = [path for path in request.inputs if path not in unread and not _SOURCES.match(f"{here}/{path}")]
-        inputs = _as_folders(inputs, here)
         try:
             if [*map(identity, packages())] != self._packages:  # Bazel makes a repository again as a new folder
                 self.end()
@@ -115,7 +116,8 @@ class _Worker:
                 self._isolation.see_packages()
                 self._template = self._isolation.start(self._words, self._in_place)
             outputs.check(declared, request.inputs)
-            before = outputs.states(here, inputs)
+            before = outputs.states(here, inputs)  # of each file: the state of a folder stays when a file in it changes
+            inputs = _as_folders(inputs, here)
             series = next((word for word in request.arguments if word.startswith("--series=")), "")
             named = [path for path in inputs if path in request.arguments]
             copies = outputs.contents(named, _COPIED) if series else None
@@ -225,9 +227,11 @@ class _Fork:
 def _as_folders(inputs: Sequence[str], here: str) -> list[str]:
     """Return inputs with the folders of packages in place of the files in them: each input takes a mount.
 
-    Of a lock's packages, Bazel names the folder alone, and of a hub's each of thousands of files.
+    Of a lock's packages, Bazel names the folder alone, and of a hub's each of thousands of files. A folder of sources
+    stays as it is: it may have files that are not declared.
     """
-    folders = [f"{os.path.relpath(path, here)}/" for path in import_roots() if path.endswith(_PACKAGES)]
+    roots = (f"{os.path.relpath(path, here)}/" for path in import_roots() if path.endswith(_PACKAGES))
+    folders = [folder for folder in roots if folder.startswith(_OF_BAZEL)]
     of = {path: folder[:-1] for path in inputs for folder in folders if path.startswith(folder)}
     return list(dict.fromkeys(of.get(path, path) for path in inputs))
 
