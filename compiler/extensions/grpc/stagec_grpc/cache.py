@@ -45,10 +45,8 @@ _READ_ALONE = ": to read from it alone, write --no-upload"
 _READ_ONLY = ("UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED")
 """What a server answers that only some may write to."""
 _NAMES = {-1: "nothing", **{code.value[0]: code.name for code in grpc.StatusCode}}
-_WHY = re.compile(
-    "Connection refused|Domain name not found|Socket closed|CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER"
-)
-"""What may be told of a text: gRPC's own or the server's, which may be anything."""
+_WHY = re.compile("Connection refused|name not found|Socket closed|CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER")
+"""What is shown of the text of an error: it is gRPC's or the server's, which may be anything."""
 
 
 class _Absent(Fault):
