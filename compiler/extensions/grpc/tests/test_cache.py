@@ -66,10 +66,11 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
         yield self.capabilities
 
     def GetActionResult(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:  # noqa: N802
-        name = next(wire.find(next(requests), [2, 1]))
+        request = next(requests)
+        name, inline = next(wire.find(request, [2, 1])), next(wire.find(request, [3]), b"\0") == b"\1"
         if name not in self.results:
             context.abort(grpc.StatusCode.NOT_FOUND, "")
-        yield self.results[name]
+        yield self.results[name] if inline else wire.without(self.results[name], [5])  # as servers may
 
     def UpdateActionResult(self, requests: Iterator[bytes], _: object) -> Iterator[bytes]:  # noqa: N802
         request = next(requests)
@@ -297,6 +298,22 @@ def test_a_server_with_a_fault_is_left_out(
 def test_a_stream_with_a_fault(fault: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.faults["Read"], told = OF_STREAMS[fault]
     assert told in _left_out(server, tmp_path, monkeypatch)
+
+
+def test_a_large_file_that_stops(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it may take long, and a piece of it not."""
+    monkeypatch.setattr(remote, "_PATIENCE", 0.5)
+    monkeypatch.setattr(remote, "_RATE", 1000)
+
+    def stop(_: bytes, context: Any) -> Iterator[bytes]:
+        yield message((10, b"x"))
+        while context.is_active():
+            time.sleep(0.1)
+
+    server.faults["Read"] = stop
+    started = time.monotonic()
+    assert "it does not answer: it takes too long\n" in _find(server, tmp_path)[1]
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("method", UNARY)
