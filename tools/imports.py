@@ -166,8 +166,8 @@ PACKAGES: Mapping[str, Package] = {
         "numpy orjson prometheus_client uvicorn",
     ),
     "stagec_grpc": _package(
-        "that protocol over gRPC, for the server",
-        "core stagec_serve",
+        "gRPC: that protocol, for the server; and Bazel's, for a cache of `stagec build`",
+        "core local stagec_serve",
         "google grpc grpc_health grpc_reflection numpy",
     ),
     "stagec_registry.commands": _package(

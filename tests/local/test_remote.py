@@ -96,8 +96,7 @@ def test_a_server_that_is_not_there_fails_no_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("grpc://cache:9092", "stagec build does not speak grpc"),
-        ("grpcs://cache", "stagec build does not speak grpcs"),
+        ("unix:/cache", "it is not the address of a cache"),
         ("cache:8080", "it is not the address of a cache"),
         ("http://cache/\xe9", "it is not the address of a cache"),
         ("http://", "it is not the address of a cache"),
@@ -112,10 +111,8 @@ def test_a_server_that_is_not_there_fails_no_build(tmp_path: Path) -> None:
 def test_addresses_of_others_are_refused(url: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(StagecError) as refused:
         Remote(url, Store(tmp_path))
-    assert str(refused.value).startswith(
-        f"--remote-cache: {told}\n  write the address of an HTTP cache, such as http://"
-    )
-    assert not re.search("user|se|cret", str(refused.value).replace("serves both", ""))
+    assert str(refused.value).startswith(f"--remote-cache: {told}\n  write the address of a cache, such as http://")
+    assert not re.search("user|se|cret", str(refused.value))
 
 
 class Server(ThreadingHTTPServer):

@@ -37,7 +37,8 @@ OPTIONS = {
     "[--import-root FOLDER]...": "one more folder below which modules are found, relative to the workspace",
     "[--data PATH]...": "a file or folder that tracing reads, relative to the workspace; Python sources are known",
     **PLUGINS,
-    "[--remote-cache URL]": "a cache that machines share, with results of stagec build: http://HOST:8080, or https",
+    "[--remote-cache URL]": "a cache that machines share, with results of stagec build: http://HOST:8080; or https, "
+    "grpc, grpcs",
     "[--no-upload]": "only read from the remote cache",
     "[--jobs N]": value("actions at a time (default: the number of cores, and not more than 4)", None, at_least(1)),
     "[--keep-going]": "go on after an error with what does not need what failed",

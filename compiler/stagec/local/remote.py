@@ -1,11 +1,12 @@
-"""A cache that machines share, over HTTP: as Bazel has one, for results of `stagec build`.
+"""A cache that machines share: as Bazel has one, for results of `stagec build`.
 
     PUT and GET /ac/NAME      the result of an action: an ActionResult of Bazel, with digests
     PUT and GET /cas/SHA256   a file
 
-Servers of it are bazel-remote, nginx with WebDAV, and others (https://bazel.build/remote/caching#http-caching). What an
-action read is known when it has run. So of one that runs a model, an entry has the names of the files that it read, and
-the result's name has their digests.
+Servers of it are bazel-remote, nginx with WebDAV, and others (https://bazel.build/remote/caching#http-caching). Bazel's
+other protocol has the same two kinds of things, and the extension grpc speaks it. What an action read is known when it
+has run. So of one that runs a model, an entry has the names of the files that it read, and the result's name has their
+digests.
 
 A server can be wrong in any way but one: which outputs an action has is what it says. All else is checked, and the
 first fault ends its use in this build.
@@ -23,9 +24,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, Self
+from typing import BinaryIO, Protocol, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from stagec.core.builds.extensions import imported
 from stagec.core.data import strict_json, wire
 from stagec.core.messages.errors import Problem, StagecError, mistake
 from stagec.core.trees import json_shapes
@@ -39,6 +41,7 @@ _LARGEST_RESULT = 4 << 20
 _KEPT = 16
 """The most sets of names of one action."""
 _NAMES = json_shapes.shape([[str]])
+_GRPC = ("grpc", "grpcs")
 _READ_ONLY = (401, 403, 405)
 """What a server answers that only some may write to."""
 
@@ -48,8 +51,31 @@ _PATH, _DIGEST = 1, 2
 _HASH, _SIZE = 1, 2
 
 
-class _Fault(Exception):
+File = tuple[str, int]
+"""The digest and the bytes of a file."""
+
+
+class Fault(Exception):
     """The server cannot be used; the string says why."""
+
+
+class Connection(Protocol):
+    """A connection to a server, for one thread. What it cannot do is a `Fault`."""
+
+    def get(self, name: str) -> bytes | None:
+        """Return the result of an action; None: there is none."""
+
+    def put(self, name: str, content: bytes) -> None:
+        """Send the result of an action."""
+
+    def files(self, wanted: Sequence[File]) -> Iterator[tuple[File, Iterator[bytes] | None]]:
+        """Yield files with their pieces, which nobody has checked; None: there is no such file."""
+
+    def put_files(self, files: Sequence[File], opened: Callable[[str], BinaryIO]) -> None:
+        """Send files. Raises OSError for one that is gone."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class Remote:
@@ -60,7 +86,7 @@ class Remote:
 
     def __init__(self, url: str, store: Store, uploads: bool = True) -> None:
         self._url, self._store = _split(url), store
-        self._connection, self._sends = _Connection(self._url), _Connection(self._url)
+        self._connection, self._sends = _connect(self._url), _connect(self._url)
         self._fault, self._uploads = "", ThreadPoolExecutor(1) if uploads else None
 
     def find(self, key: str, outputs: Sequence[str], digests: Callable[[str], str] | None) -> Made | None:
@@ -79,7 +105,7 @@ class Remote:
                     continue
                 if made := self._result(Made(reads, {}, 0.0, {}), key, outputs):
                     return made
-        except _Fault as fault:
+        except Fault as fault:
             self._fault = str(fault)
         return None
 
@@ -107,28 +133,27 @@ class Remote:
         return f"{Problem(where, '', what, write)}\n" if self._fault else ""
 
     def _result(self, made: Made, key: str, wanted: Sequence[str]) -> Made | None:
-        answer = self._connection.get(f"ac/{_result_name(key, made.reads)}", _LARGEST_RESULT)
+        answer = self._connection.get(_result_name(key, made.reads))
         if answer is None:
             return None
         try:
             outputs = dict(map(_read_output, wire.find(answer, [_OUTPUTS])))
         except (ValueError, StopIteration) as error:
-            raise _Fault("an entry of it is not the result of an action") from error
+            raise Fault("an entry of it is not the result of an action") from error
         if outputs.keys() != set(wanted):
-            raise _Fault("an entry of it has other files than the action")
+            raise Fault("an entry of it has other files than the action")
         made = made._replace(outputs=outputs)
-        for digest, size in outputs.values():
-            if not self._store.has_file(digest, size):
-                pieces = self._connection.pieces(f"cas/{digest}", size)
-                if pieces is None:  # it was evicted
-                    return None
-                if not self._store.receive(digest, size, pieces):
-                    raise _Fault(f"what it has as cas/{digest} has other bytes")
+        lacking = [file for file in dict.fromkeys(outputs.values()) if not self._store.has_file(*file)]
+        for (digest, size), pieces in self._connection.files(lacking):
+            if pieces is None:  # it was evicted
+                return None
+            if not self._store.receive(digest, size, pieces):
+                raise Fault(f"what it has as cas/{digest} has other bytes")
         return made
 
-    def _names(self, connection: _Connection, key: str) -> list[list[str]]:
+    def _names(self, connection: Connection, key: str) -> list[list[str]]:
         """Return the sets of names of files that an action read, the last one first."""
-        answer = connection.get(f"ac/{_names_name(key)}", _LARGEST_RESULT)
+        answer = connection.get(_names_name(key))
         if answer is None:
             return []
         try:
@@ -136,30 +161,28 @@ class Remote:
             _NAMES(sets)
             return sets[:_KEPT]
         except (ValueError, StopIteration) as error:
-            raise _Fault("an entry of it does not name the files that an action read") from error
+            raise Fault("an entry of it does not name the files that an action read") from error
 
     def _send(self, key: str, made: Made, reads_sources: bool) -> None:
         if self._fault:  # since it was submitted
             return
         try:
-            for digest, _ in made.outputs.values():
-                with self._store.opened(digest) as file:
-                    self._sends.put(f"cas/{digest}", file)
-            self._sends.put(f"ac/{_result_name(key, made.reads)}", b"".join(map(_output, made.outputs.items())))
+            self._sends.put_files([*made.outputs.values()], self._store.opened)
+            self._sends.put(_result_name(key, made.reads), b"".join(map(_output, made.outputs.items())))
             if reads_sources:  # last: who finds it finds the rest
                 names = sorted(made.reads)
                 sets = self._names(self._sends, key)
                 if names not in sets:
                     text = json.dumps([names, *sets][:_KEPT]).encode()
-                    self._sends.put(f"ac/{_names_name(key)}", wire.Record(_STDOUT, 2, text).encode())
-        except _Fault as fault:
+                    self._sends.put(_names_name(key), wire.Record(_STDOUT, 2, text).encode())
+        except Fault as fault:
             self._fault = self._fault or str(fault)
         except OSError:
             pass  # the build itself says that a file is gone
 
 
-class _Connection:
-    """A connection to the server, for one thread. What it cannot do is a `_Fault`."""
+class _HttpConnection:
+    """A `Connection` over HTTP."""
 
     def __init__(self, url: SplitResult) -> None:
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
@@ -170,13 +193,23 @@ class _Connection:
             words = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(words).decode()}"
 
-    def get(self, name: str, most: int) -> bytes | None:
-        """Return a small entry; None: there is none."""
-        pieces = self.pieces(name, most)
+    def get(self, name: str) -> bytes | None:
+        pieces = self._pieces(f"ac/{name}", _LARGEST_RESULT)
         return None if pieces is None else b"".join(pieces)
 
-    def pieces(self, name: str, most: int) -> Iterator[bytes] | None:
-        """Return the pieces of an entry; None: there is none. most: its bytes."""
+    def put(self, name: str, content: bytes) -> None:
+        self._put(f"ac/{name}", content)
+
+    def files(self, wanted: Sequence[File]) -> Iterator[tuple[File, Iterator[bytes] | None]]:
+        for digest, size in wanted:
+            yield (digest, size), self._pieces(f"cas/{digest}", size)
+
+    def put_files(self, files: Sequence[File], opened: Callable[[str], BinaryIO]) -> None:
+        for digest, _ in files:
+            with opened(digest) as content:
+                self._put(f"cas/{digest}", content)
+
+    def _pieces(self, name: str, most: int) -> Iterator[bytes] | None:
         response = self._ask("GET", name)
         if response.status == 404:
             self._end(response)
@@ -185,15 +218,13 @@ class _Connection:
             raise self._refused("GET", response)
         return self._read(response, most)
 
-    def put(self, name: str, content: bytes | BinaryIO) -> None:
-        """Send an entry."""
+    def _put(self, name: str, content: bytes | BinaryIO) -> None:
         response = self._ask("PUT", name, content)
         if response.status not in (200, 201, 202, 204):
             raise self._refused("PUT", response)
         self._end(response)
 
     def close(self) -> None:
-        """End it."""
         self._http.close()
 
     def _ask(self, method: str, name: str, content: bytes | BinaryIO | None = None) -> http.client.HTTPResponse:
@@ -211,7 +242,7 @@ class _Connection:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if not again:  # else the server ended a connection that nobody used
-                    raise _Fault(f"it does not answer: {_said(error)}") from error
+                    raise Fault(f"it does not answer: {_said(error)}") from error
         raise AssertionError
 
     @contextlib.contextmanager
@@ -241,14 +272,14 @@ class _Connection:
             while piece := self._piece(response):
                 size += len(piece)
                 if size > most:
-                    raise _Fault("it sends more bytes than an entry has")
+                    raise Fault("it sends more bytes than an entry has")
                 if time.monotonic() - started > _PATIENCE + size / _RATE:
-                    raise _Fault("it is too slow")
+                    raise Fault("it is too slow")
                 yield piece
             if response.length:
-                raise _Fault("it ends in the middle of an entry")
+                raise Fault("it ends in the middle of an entry")
         except (OSError, http.client.HTTPException) as error:
-            raise _Fault(f"it ends in the middle of an entry: {_said(error)}") from error
+            raise Fault(f"it ends in the middle of an entry: {_said(error)}") from error
         finally:
             if not response.isclosed():
                 self.close()
@@ -259,35 +290,41 @@ class _Connection:
 
     def _end(self, response: http.client.HTTPResponse) -> None:
         """Read the rest of a short answer, so that the connection can be used again."""
-        with contextlib.suppress(_Fault):
+        with contextlib.suppress(Fault):
             for _ in self._read(response, _RATE):
                 pass
 
-    def _refused(self, method: str, response: http.client.HTTPResponse) -> _Fault:
+    def _refused(self, method: str, response: http.client.HTTPResponse) -> Fault:
         self.close()
         more = ""
         if response.status // 100 == 3:
             more = ", which leads elsewhere: name that address"
         elif method == "PUT" and response.status in _READ_ONLY:
             more = ": to read from it alone, write --no-upload"
-        return _Fault(f"it answers {response.status} to {method}{more}")
+        return Fault(f"it answers {response.status} to {method}{more}")
+
+
+def _connect(url: SplitResult) -> Connection:
+    """Return a connection. Raises StagecError if it needs the extension grpc, which is not installed."""
+    if url.scheme not in _GRPC:
+        return _HttpConnection(url)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else its C++ writes to stderr; it is read at the import
+    module = imported("stagec_grpc.cache", f"--remote-cache {url.scheme}://")
+    connection: Connection = module.Connection(url, _PATIENCE, _RATE, _LARGEST_RESULT)
+    return connection
 
 
 def _split(url: str) -> SplitResult:
     """Return the parts of a URL. Raises StagecError."""
-    write = "write the address of an HTTP cache, such as http://HOST:8080"
+    write = "write the address of a cache, such as http://HOST:8080 or grpc://HOST:9092"
     other = mistake("--remote-cache: it is not the address of a cache", f"{write}; %2F is / in a password")
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:  # its text may have a piece of the password
         raise other from None
-    if parts.scheme in ("grpc", "grpcs", "unix"):
-        raise mistake(
-            f"--remote-cache: stagec build does not speak {parts.scheme}", f"{write}: bazel-remote serves both"
-        )
     if (
-        parts.scheme not in ("http", "https")
+        parts.scheme not in ("http", "https", *_GRPC)
         or not parts.hostname
         or "@" in parts.path  # what is before it is a part of the password
         or parts.query

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2 over gRPC, for the server of bundles that `stagec_serve` is."""
+"""gRPC: the Open Inference Protocol v2 for the server of bundles, and Bazel's for caches that machines share."""

@@ -61,7 +61,7 @@ EXTENSIONS = (
             "serve": "Serve a bundle over HTTP and gRPC with the Open Inference Protocol v2, until SIGTERM.",
         },
     ),
-    Extension("grpc", "gRPC for the server of bundles, which is the extension serve"),
+    Extension("grpc", "gRPC, for the server of bundles, and for caches that machines share"),
     Extension(
         "registry",
         "bundles in OCI registries",
