@@ -289,6 +289,53 @@ def test_without_results_libraries_choose_kernels_that_run(tmp_path: Path) -> No
     assert "__triton_nested_gemm_fusion" in chosen.hlo
 
 
+def _convolved(x: str, kernel: str, result: str, numbers: str, window: str) -> str:
+    types = f"tensor<{x}>, tensor<{kernel}>"
+    return f"""
+func.func public @main(%x: tensor<{x}>, %w: tensor<{kernel}>) -> tensor<{result}> {{
+  %0 = stablehlo.convolution(%x, %w) dim_numbers = {numbers}, window = {{{window}}}
+    {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}} : ({types}) -> tensor<{result}>
+  return %0 : tensor<{result}>
+}}
+"""
+
+
+_NHWC = "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
+
+
+@with_plugin
+@pytest.mark.parametrize(
+    ("shapes", "numbers", "window", "padded"),
+    [
+        (["1x512x512x256xbf16", "3x3x256x256xbf16", "1x512x512x256xbf16"], _NHWC, "pad = [[1, 1], [1, 1]]", 129),
+        (["1x1024x1024x128xf32", "3x3x128x128xf32", "1x1024x1024x128xf32"], _NHWC, "pad = [[1, 1], [1, 1]]", 514),
+        (
+            ["1x32x128x128x128xbf16", "3x3x3x128x128xbf16", "1x32x128x128x128xbf16"],
+            "[b, 0, 1, 2, f]x[0, 1, 2, i, o]->[b, 0, 1, 2, f]",
+            "pad = [[1, 1], [1, 1], [1, 1]]",
+            140,
+        ),
+        (
+            ["64x112x112x128xf32", "64x112x112x128xf32", "3x3x128x128xf32"],
+            "[f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f]",
+            "pad = [[1, 1], [1, 1]]",
+            406,
+        ),
+        (["64x224x224x3xf32", "16x16x3x768xf32", "64x14x14x768xf32"], _NHWC, "stride = [16, 16]", 0),
+    ],
+    ids=["image", "f32", "volume", "gradient", "patches"],
+)
+def test_products_in_place_of_a_convolution_take_little_memory(
+    tmp_path: Path, shapes: list[str], numbers: str, window: str, padded: int
+) -> None:
+    """In MiB, beside the padded input: 256 of slices, and the products of a part of them."""
+    made = compile_again(tmp_path, "cuda", "h200", _convolved(*shapes, numbers, window))
+    assert made.refused == ("", "", "")
+    assert "__cudnn$conv" not in made.hlo
+    assert made.memory is not None
+    assert made.memory["temp_size_in_bytes"] / 2**20 <= padded + 256 + 64
+
+
 @with_plugin
 def test_results_of_autotuning_choose_the_tiles_of_a_kernel(tmp_path: Path) -> None:
     module = layer(rows=256, dtype="bf16")

@@ -172,7 +172,7 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
     if results:
         given = {_COMPLETE: True, **autotuning.form(compatibility.numbers()), **given}
     else:
-        left = convolutions.as_products(module)
+        left = convolutions.as_products(module, count)
         given = {**_UNTIMED, **(_UNTIMED_CONVOLUTIONS if left else {}), **given}
     with vendor.scratch():
         if results:
