@@ -5,6 +5,7 @@ Modules: `backends/gpu/compiler.py`, `backends/gpu/nvidia.py`,
 """
 
 import os
+import re
 import struct
 import tomllib
 from pathlib import Path
@@ -283,10 +284,15 @@ def test_without_results_libraries_choose_kernels_that_run(tmp_path: Path) -> No
     product = compile_again(tmp_path, "cuda", "h200", layer(dtype="bf16"))
     # With room for what cuBLAS needs for its better kernels.
     assert '"autotune_workspace_size":"4194304"' in product.hlo
-    other = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_autotune_level": 4}
+    other = {"xla_gpu_enable_triton_gemm": True}
     chosen = compile_again(tmp_path, "cuda", "h200", many, compiler_options=other)
-    assert '"algo_id":"-1"' in chosen.hlo
     assert "__triton_nested_gemm_fusion" in chosen.hlo
+    refused = compile_again(tmp_path, "cuda", "h200", many, compiler_options={"xla_gpu_autotune_level": 4}).refused
+    assert refused == (
+        'a convolution would fail when it runs: it asks cuDNN for an engine that there is not ("algo_id":"-1")',
+        "compiler_options",
+        "write compiler_options = { xla_gpu_autotune_level = 0 } to take cuDNN's first engine",
+    )
 
 
 def _convolved(x: str, kernel: str, result: str, numbers: str, window: str) -> str:
@@ -377,6 +383,21 @@ def test_a_kernel_that_was_not_timed(tmp_path: Path) -> None:
     )
     made = compile_again(tmp_path, "cuda", "h200", module, autotuning=given, compiler_options=INCOMPLETE)
     assert made.refused == ("", "", "")
+
+
+@with_plugin
+def test_a_convolution_that_was_not_timed(tmp_path: Path) -> None:
+    """With what the error says to write, it has an engine that cuDNN runs."""
+    what, _, write = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION, autotuning=results()).refused
+    assert re.fullmatch(r"it has no result for %cudnn-conv\S* = \(f32\[2,16,16,16\]\S*, u8\[0\]\S*\) custom-call", what)
+    table = write.partition("without timing: ")[2]
+    options = tomllib.loads(table)["compiler_options"]
+    made = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION, autotuning=results(), compiler_options=options)
+    assert made.refused == ("", "", "")
+    assert "__cudnn$conv" in made.hlo
+    fewer = options | {"xla_gpu_autotune_level": 4}
+    made = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION, autotuning=results(), compiler_options=fewer)
+    assert made.refused[0].startswith("a convolution would fail when it runs: ")
 
 
 @with_plugin
