@@ -343,6 +343,37 @@ def test_products_in_place_of_a_convolution_take_little_memory(
 
 
 @with_plugin
+def test_slices_are_not_kept_for_the_gradients(tmp_path: Path) -> None:
+    """Four layers and their gradients. An array of a layer has 12 MiB, and its slices have 110."""
+    image, weights = "tensor<32x56x56x64xbf16>", "tensor<3x3x64x64xbf16>"
+    groups = "{batch_group_count = 1 : i64, feature_group_count = 1 : i64}"
+    window, gradient = "window = {pad = [[1, 1], [1, 1]]}", "[f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f]"
+    lines = [
+        f"%y{i + 1} = stablehlo.convolution(%y{i}, %w) dim_numbers = {_NHWC}, {window} {groups} "
+        f": ({image}, {weights}) -> {image}"
+        for i in range(4)
+    ]
+    lines.append(f"%d4 = stablehlo.tanh %y4 : {image}")
+    for i in reversed(range(4)):
+        lines.append(
+            f"%g{i} = stablehlo.convolution(%y{i}, %d{i + 1}) dim_numbers = {gradient}, {window} {groups} "
+            f": ({image}, {image}) -> {weights}"
+        )
+        lines.append(f"%d{i} = stablehlo.multiply %d{i + 1}, %y{i} : {image}")
+    body = "\n".join(lines)
+    module = f"""
+func.func public @main(%y0: {image}, %w: {weights}) -> ({", ".join([weights] * 4)}) {{
+  {body}
+  return %g0, %g1, %g2, %g3 : {", ".join([weights] * 4)}
+}}
+"""
+    made = compile_again(tmp_path, "cuda", "h200", module)
+    assert made.refused == ("", "", "")
+    assert made.memory is not None
+    assert made.memory["temp_size_in_bytes"] / 2**20 <= 5 * 12.25 + 110 + 64
+
+
+@with_plugin
 def test_results_of_autotuning_choose_the_tiles_of_a_kernel(tmp_path: Path) -> None:
     module = layer(rows=256, dtype="bf16")
     timed = compile_again(tmp_path, "cuda", "h200", module, autotuning=results(), compiler_options=INCOMPLETE)

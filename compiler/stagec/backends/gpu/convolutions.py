@@ -163,6 +163,9 @@ class _Convolution:
             return None
         if self.turned:
             self.kernel = stablehlo.reverse(self.kernel, self.turned)
+        if taps > positions and not apart:
+            # Slices for a gradient of weights would be those of the convolution itself, and XLA would keep them for it.
+            self.x = stablehlo.OptimizationBarrierOp([self.x]).results[0]
         self.x = self._padded()
         if few and taps <= positions and self.by_feature > 1 and self.rows[0] == 1:
             whole = self._by_element()
