@@ -220,6 +220,7 @@ class _Convolution:
         by_tap: a slice for each tap, with all positions. Otherwise one for each position, with all taps.
         Slices that are too large together become several products, in a loop over one dimension of the slices.
         """
+        from jaxlib.mlir import ir
         from jaxlib.mlir.dialects import stablehlo
 
         rank = len(self.taps)
@@ -237,7 +238,10 @@ class _Convolution:
         # Of two, the last: an image that is split over devices is split in the first.
         axis = max(range(rank), key=lambda i: (sizes[i], i), default=0)
         longest = sizes[axis] if len(starts) > 1 else 1  # one slice is a product of the input as it is
-        size = -(-longest // min(longest, max(1, -(-taken // _ROOM))))
+        least = min(longest, max(1, -(-taken // _ROOM)))
+        # Parts of one size, if some more of them are: a last one of another size is code of its own.
+        parts = next((n for n in range(least, min(2 * least, longest) + 1) if longest % n == 0), least)
+        size = -(-longest // parts)
 
         def product(x: Value, kernel: Value, sizes: Sequence[int], element: ir.Type) -> Value:
             outer, *_, inner = _shape(x)
@@ -268,7 +272,10 @@ class _Convolution:
             return add(total, _times(i, size), size, x, kernel)
 
         times, rest = divmod(longest, size)
-        total = _looped(times, step, _zeros(element, shape), x, kernel)
+        # XLA would make one array of zeros for all loops with such a result, at the start.
+        x, zero = stablehlo.OptimizationBarrierOp([x, _zeros(element)]).results
+        first = stablehlo.broadcast_in_dim(ir.RankedTensorType.get(shape, element), zero, [])
+        total = _looped(times, step, first, x, kernel)
         return add(total, _index(times * size), rest, x, kernel) if rest else total
 
     def _by_element(self) -> Value:
