@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stagec.jaxcache import jax_entries
 from stagec.pjrt import packages
 from tests.building import COMPILER, ROOT, checked, write_specs
 
@@ -88,3 +89,26 @@ def test_keys_of_a_tpu_are_those_of_jax(tmp_path: Path) -> None:
     assert len(own) == 3
     for name, names in zip(own, ours, strict=True):
         assert name in {key for compression in names.values() for key in compression.values()}
+
+
+def test_an_option_of_the_target_comes_before_a_flag(tmp_path: Path) -> None:
+    if packages.folder("libtpu") is None:
+        pytest.skip("not installed: libtpu")
+    write_specs("tests/accelerators/accelerators.toml", ROOT, tmp_path)
+    plain = json.loads((tmp_path / "accelerators.matmul.v5e-1x1.spec").read_text())
+    option = "xla_tpu_scoped_vmem_limit_kib"
+    made = {}
+    for options in ({}, {option: 8192}):
+        plain["target"]["compiler_options"] = options
+        executable, key = tmp_path / "executable.spec", tmp_path / "key"
+        executable.write_text(json.dumps(plain))
+        words = ["--output", key, "--executable", executable, "--committed", "0,1", "--import-root", ROOT]
+        checked("action", "jax-key", "--spec", tmp_path / "accelerators.matmul.spec", *words)
+        (own,) = jax_entries.Key.read(key.read_bytes())
+        for flags in (b"", f"--{option}=32768".encode()):
+            key.write_bytes(own.with_parts({jax_entries.FLAGS: flags}).to_bytes())
+            words = ["--key", key, "--output", tmp_path / "xla", "--entry", tmp_path / "json"]
+            checked("action", "jax-compile", "--spec", executable, *words)
+            made[len(options), flags != b""] = (tmp_path / "xla").read_bytes()
+    assert made[0, False] != made[0, True]
+    assert made[1, False] == made[1, True]

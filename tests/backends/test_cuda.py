@@ -5,6 +5,7 @@ Modules: `backends/gpu/compiler.py`, `backends/gpu/nvidia.py`,
 """
 
 import os
+import re
 import struct
 import tomllib
 from pathlib import Path
@@ -283,10 +284,98 @@ def test_without_results_libraries_choose_kernels_that_run(tmp_path: Path) -> No
     product = compile_again(tmp_path, "cuda", "h200", layer(dtype="bf16"))
     # With room for what cuBLAS needs for its better kernels.
     assert '"autotune_workspace_size":"4194304"' in product.hlo
-    other = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_autotune_level": 4}
+    other = {"xla_gpu_enable_triton_gemm": True}
     chosen = compile_again(tmp_path, "cuda", "h200", many, compiler_options=other)
-    assert '"algo_id":"-1"' in chosen.hlo
     assert "__triton_nested_gemm_fusion" in chosen.hlo
+    refused = compile_again(tmp_path, "cuda", "h200", many, compiler_options={"xla_gpu_autotune_level": 4}).refused
+    assert refused == (
+        'a convolution would fail when it runs: it asks cuDNN for an engine that there is not ("algo_id":"-1")',
+        "compiler_options",
+        "write compiler_options = { xla_gpu_autotune_level = 0 } to take cuDNN's first engine",
+    )
+
+
+def _convolved(x: str, kernel: str, result: str, numbers: str, window: str) -> str:
+    types = f"tensor<{x}>, tensor<{kernel}>"
+    return f"""
+func.func public @main(%x: tensor<{x}>, %w: tensor<{kernel}>) -> tensor<{result}> {{
+  %0 = stablehlo.convolution(%x, %w) dim_numbers = {numbers}, window = {{{window}}}
+    {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}} : ({types}) -> tensor<{result}>
+  return %0 : tensor<{result}>
+}}
+"""
+
+
+_NHWC = "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
+
+
+@with_plugin
+@pytest.mark.parametrize(
+    ("shapes", "numbers", "window", "padded"),
+    [
+        (["1x512x512x256xbf16", "3x3x256x256xbf16", "1x512x512x256xbf16"], _NHWC, "pad = [[1, 1], [1, 1]]", 129),
+        (["1x1024x1024x128xf32", "3x3x128x128xf32", "1x1024x1024x128xf32"], _NHWC, "pad = [[1, 1], [1, 1]]", 514),
+        (
+            ["1x32x128x128x128xbf16", "3x3x3x128x128xbf16", "1x32x128x128x128xbf16"],
+            "[b, 0, 1, 2, f]x[0, 1, 2, i, o]->[b, 0, 1, 2, f]",
+            "pad = [[1, 1], [1, 1], [1, 1]]",
+            140,
+        ),
+        (
+            ["64x112x112x128xf32", "64x112x112x128xf32", "3x3x128x128xf32"],
+            "[f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f]",
+            "pad = [[1, 1], [1, 1]]",
+            406,
+        ),
+        (["64x224x224x3xf32", "16x16x3x768xf32", "64x14x14x768xf32"], _NHWC, "stride = [16, 16]", 0),
+    ],
+    ids=["image", "f32", "volume", "gradient", "patches"],
+)
+def test_products_in_place_of_a_convolution_take_little_memory(
+    tmp_path: Path, shapes: list[str], numbers: str, window: str, padded: int
+) -> None:
+    """In MiB, beside the padded input: 256 of slices, and the products of a part of them."""
+    made = compile_again(tmp_path, "cuda", "h200", _convolved(*shapes, numbers, window))
+    assert made.refused == ("", "", "")
+    assert "__cudnn$conv" not in made.hlo
+    assert made.memory is not None
+    assert made.memory["temp_size_in_bytes"] / 2**20 <= padded + 256 + 64
+
+
+@with_plugin
+@pytest.mark.parametrize(("batch", "slices"), [(32, 110), (128, 256)])
+def test_neither_slices_nor_zeros_are_kept_for_the_gradients(tmp_path: Path, batch: int, slices: int) -> None:
+    """Four layers and their gradients: of slices in one part, and in several, whose products replace zeros."""
+    image, weights = f"tensor<{batch}x56x56x64xbf16>", "tensor<3x3x64x64xbf16>"
+    gradient = "[f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f]"
+
+    def convolved(left: str, right: str, result: str, numbers: str = _NHWC) -> str:
+        groups = "{batch_group_count = 1 : i64, feature_group_count = 1 : i64}"
+        types = f"({image}, {image if result == weights else weights}) -> {result}"
+        window = f"window = {{pad = [[1, 1], [1, 1]]}} {groups} : {types}"
+        return f"stablehlo.convolution({left}, {right}) dim_numbers = {numbers}, {window}"
+
+    lines = [f"%zero = stablehlo.constant dense<0.0> : {image}"]
+    for i in range(4):
+        lines.append(f"%c{i} = {convolved(f'%y{i}', '%w', image)}")
+        lines.append(f"%y{i + 1} = stablehlo.maximum %c{i}, %zero : {image}")
+    lines.append(f"%d4 = stablehlo.tanh %y4 : {image}")
+    for i in reversed(range(4)):
+        lines.append(f"%g{i} = {convolved(f'%y{i}', f'%d{i + 1}', weights, gradient)}")
+        lines.append(f"%e{i} = {convolved(f'%d{i + 1}', '%w', image)}")
+        lines.append(f"%d{i} = stablehlo.multiply %e{i}, %y{i} : {image}")
+    body, results = "\n".join(lines), ", ".join([weights] * 4)
+    module = f"""
+func.func public @main(%y0: {image}, %w: {weights}) -> ({results}) {{
+  {body}
+  return %g0, %g1, %g2, %g3 : {results}
+}}
+"""
+    made = compile_again(tmp_path, "cuda", "h200", module)
+    assert made.refused == ("", "", "")
+    assert made.memory is not None
+    array = batch * 56 * 56 * 64 * 2
+    assert made.memory["temp_size_in_bytes"] <= 7 * array + (slices + 64 << 20)
 
 
 @with_plugin
@@ -330,6 +419,21 @@ def test_a_kernel_that_was_not_timed(tmp_path: Path) -> None:
     )
     made = compile_again(tmp_path, "cuda", "h200", module, autotuning=given, compiler_options=INCOMPLETE)
     assert made.refused == ("", "", "")
+
+
+@with_plugin
+def test_a_convolution_that_was_not_timed(tmp_path: Path) -> None:
+    """With what the error says to write, it has an engine that cuDNN runs."""
+    what, _, write = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION, autotuning=results()).refused
+    assert re.fullmatch(r"it has no result for %cudnn-conv\S* = \(f32\[2,16,16,16\]\S*, u8\[0\]\S*\) custom-call", what)
+    table = write.partition("without timing: ")[2]
+    options = tomllib.loads(table)["compiler_options"]
+    made = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION, autotuning=results(), compiler_options=options)
+    assert made.refused == ("", "", "")
+    assert "__cudnn$conv" in made.hlo
+    fewer = options | {"xla_gpu_autotune_level": 4}
+    made = compile_again(tmp_path, "cuda", "h200", _CONVOLUTION, autotuning=results(), compiler_options=fewer)
+    assert made.refused[0].startswith("a convolution would fail when it runs: ")
 
 
 @with_plugin

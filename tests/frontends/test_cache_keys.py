@@ -483,6 +483,14 @@ FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         _of_key(lambda key: key.with_parts({jax_entries.FLAGS: b"--xla_cpu_enable_fast_min_max=true"})),
         "XLA_FLAGS or LIBTPU_INIT_ARGS was --xla_cpu_enable_fast_min_max=true where the model ran",
     ),
+    "a flag with two values": (
+        _of_key(lambda key: key.with_parts({jax_entries.FLAGS: b"--xla_tpu_a=false--xla_tpu_a=true--xla_tpu_b=1"})),
+        "--xla_tpu_a had two values in LIBTPU_INIT_ARGS or XLA_FLAGS where the model ran; give it once",
+    ),
+    "the same program with other flags": (
+        lambda data: data + _of_key(lambda key: key.with_parts({jax_entries.FLAGS: b"--xla_tpu_a=true"}))(data),
+        "its keys are of several programs",
+    ),
     "a hook": (_of_key(lambda key: key.with_parts({jax_entries.HOOK: b"x"})), "added something by a hook of JAX"),
     "another release": (
         _of_key(lambda key: key.with_parts({jax_entries.JAXLIB: b"0.1.0"})),

@@ -66,8 +66,9 @@ def compile_for_jax(
             register_custom_calls(mlir.custom_calls(module))
         try:
             chosen = {"ids": first.ids} if first.ids else {}
+            # An option of a program comes before the process's flag in XLA too.
             told = dataclasses.replace(
-                target, compiler_options={**target.compiler_options, **_of_libtpu(first, target)}
+                target, compiler_options={**_of_libtpu(first, target), **target.compiler_options}
             )
             compiled = backend.compile_module(module, told, first.mesh, first.parts[jax_entries.OPTIONS], **chosen)
         except CannotCompile as error:
@@ -122,6 +123,10 @@ def _faults(key: Key, target: TargetSpec) -> Iterator[str]:
     # A flag may name a file to write, and it came from a process in which a model ran.
     if said := "".join(flag for flag in _flags(key) if not _FLAG.fullmatch(flag)):
         yield f"XLA_FLAGS or LIBTPU_INIT_ARGS was {said} where the model ran; write the target's compiler_options"
+    # Which of two values libtpu took was in their order, and JAX sorts them.
+    names = [flag.partition("=")[0] for flag in sorted({*_flags(key)})]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        yield f"{twice} had two values in LIBTPU_INIT_ARGS or XLA_FLAGS where the model ran; give it once"
     if key.parts[jax_entries.HOOK]:
         yield "its model added something by a hook of JAX"
     serialized, count = key.parts[jax_entries.OPTIONS], math.prod(key.mesh)
@@ -193,7 +198,7 @@ def _program(key: Key) -> tuple[object, ...]:
     module.operation.write_bytecode(program)
     options = xla_client.CompileOptions.ParseFromString(key.parts[jax_entries.OPTIONS])
     options.executable_build_options.allow_spmd_sharding_propagation_to_parameters = []
-    return program.getvalue(), options.SerializeAsString(), tuple(key.mesh)
+    return program.getvalue(), options.SerializeAsString(), key.parts[jax_entries.FLAGS], tuple(key.mesh)
 
 
 _NOWHERE = "empty_mesh"

@@ -349,15 +349,20 @@ class _Tensor(ctypes.Structure):
     )
 
 
+@functools.cache
+def _pointer() -> Callable[[Any, bytes], int]:
+    """Return the function for the pointer in a capsule: a new prototype takes longer than what it reads."""
+    # A prototype of its own: the one of `ctypes.pythonapi` is for all packages of this process.
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    return prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
 class _Memory:
     """The memory of a buffer on a CPU, as NumPy takes it; the buffer protocol lacks the dtypes of ml_dtypes."""
 
     def __init__(self, buffer: _jax.ArrayImpl, itemsize: int) -> None:
         self._capsule = _jax.buffer_to_dlpack_managed_tensor(buffer)  # keeps the memory
-        # A prototype of its own: the one of `ctypes.pythonapi` is for all packages of this process.
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-        pointer = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
-        tensor = _Tensor.from_address(pointer(self._capsule, b"dltensor"))
+        tensor = _Tensor.from_address(_pointer()(self._capsule, b"dltensor"))
         self.__array_interface__ = {
             "data": ((tensor.data or 0) + tensor.byte_offset, True),  # read-only
             "shape": tuple(tensor.shape[: tensor.ndim]),

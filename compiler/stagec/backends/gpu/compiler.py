@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware,
 from stagec.backends.gpu import amd, code_objects, container, convolutions, kernels, nvidia, riegeli
 from stagec.core.builds import releases
 from stagec.core.builds.platforms import Plugin
-from stagec.core.builds.specs import GpuTarget
+from stagec.core.builds.specs import CompilerOption, GpuTarget
 from stagec.core.data import wire
 from stagec.core.messages import phases
 from stagec.core.messages.errors import StagecError
@@ -98,6 +99,7 @@ Otherwise XLA asks for the engine of number -1, and cuDNN refuses to run that. W
 products of TF32, which took 1.7 times as long on an H100: so other modules do without. For AMD devices, it asks MIOpen
 for algorithm 0 with it and without.
 """
+_NO_ENGINE = '"algo_id":"-1"'
 _COMPLETE = "xla_gpu_require_complete_aot_autotune_results"
 _kept: list[str] = []
 """The results that XLA has read in this process, if any; it reads a file once, and keeps them."""
@@ -156,8 +158,8 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
 
     Without results of autotuning, convolutions become products (`convolutions`).
     Raises CannotCompile when the mesh does not fit the topology, when the plugin or a part of CUDA is missing or is
-    another than this jaxlib's, when XLA refuses the module or an option, and when there are results of autotuning but
-    none for one of the module's kernels.
+    another than this jaxlib's, when XLA refuses the module or an option, when there are results of autotuning but
+    none for one of the module's kernels, and when a convolution would not run.
     """
     device, available = _described(target)
     count = math.prod(mesh)
@@ -172,7 +174,7 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
     if results:
         given = {_COMPLETE: True, **autotuning.form(compatibility.numbers()), **given}
     else:
-        left = convolutions.as_products(module)
+        left = convolutions.as_products(module, count)
         given = {**_UNTIMED, **(_UNTIMED_CONVOLUTIONS if left else {}), **given}
     with vendor.scratch():
         if results:
@@ -185,7 +187,12 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
         except CannotCompile as error:
             raise _not_timed(error) or error from error.__cause__
     optimized = executable.hlo_modules()[0]
-    canonical, program = canonicalize(executable.serialize()), optimized.to_string()
+    program = optimized.to_string()
+    if _NO_ENGINE in program:
+        what = f"a convolution would fail when it runs: it asks cuDNN for an engine that there is not ({_NO_ENGINE})"
+        write = f"write compiler_options = {{ {_written(_UNTIMED_CONVOLUTIONS)} }} to take cuDNN's first engine"
+        raise CannotCompile(what, "compiler_options", write)
+    canonical = canonicalize(executable.serialize())
     return CompiledModule(
         executable=canonical,
         cost_analysis=_cost(executable),
@@ -224,12 +231,19 @@ def _results(target: GpuTarget, device: Device) -> list[autotuning.Result]:
 def _not_timed(error: CannotCompile) -> CannotCompile | None:
     """Translate XLA's error about a kernel without a result to one of the target; None for any other error."""
     # Of several kernels XLA names one, below the line that an error of ours keeps.
-    match = re.search(r"No cached config found for HLO instr: (%\S+ = \S+ [\w-]+)", f"{error}\n{error.__cause__}")
+    pattern = r"No cached config found for HLO instr: (%\S+ = (?:\(.*?\)|\S+) [\w-]+)(.*)"
+    match = re.search(pattern, f"{error}\n{error.__cause__}")
     if match is None:
         return None
-    options = ", ".join(f"{name} = false" for name in (_COMPLETE, *_UNTIMED))
+    convolved = _UNTIMED_CONVOLUTIONS if "__cudnn$conv" in match[2] else {}
+    options = _written({_COMPLETE: False, **_UNTIMED, **convolved})
     write = f"{autotuning.REFRESH}\nor let a library choose without timing: compiler_options = {{ {options} }}"
     return CannotCompile(f"it has no result for {match[1]}", "autotuning", write)
+
+
+def _written(options: Mapping[str, CompilerOption]) -> str:
+    """Return options as a manifest has them in a table."""
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
 
 
 def _cost(executable: _jax.Executable) -> dict[str, float]:
