@@ -300,7 +300,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         )
     for writer in {one.writer.name: one.writer for one in crossing}.values():
         aot_results(
-            name = writer.name + ".results",
+            name = "%s.results" % writer.name,
             executable = ":" + writer.name,
             environment = writer.environment,
             **dict(common, exec_properties = writer.exec_properties or common.get("exec_properties") or {})
