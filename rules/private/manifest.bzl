@@ -309,7 +309,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         aot_crossing(
             name = one.name,
             executable = ":" + one.writer.name,
-            results = ":" + one.writer.name + ".results",
+            results = ":%s.results" % one.writer.name,
             environment = one.environment,
             **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})
         )
