@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
 import re
 import zlib
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from stagec_serve import encoding, logs
+from stagec_serve.batching import Held
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import DIGEST, STATUS, RequestError
 from stagec_serve.repository import Repository
@@ -30,6 +31,7 @@ MOST_HEADERS = 2**16
 """Bytes of the headers of a request."""
 _SMALL = 2**16
 """Bytes of a body that is sent with its head, at most."""
+_FIRST_LINES = {status: b"HTTP/1.1 %d %s" % (status, status.phrase.encode()) for status in HTTPStatus}
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
 _LOG = logging.getLogger("stagec_serve")
 _ANY_ZLIB, _PART = 47, 2**20
@@ -56,11 +58,11 @@ class Probes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        client, method, closes = ":".join(map(str, scope["client"] or ())), scope["method"], self._state.ending
+        method, closes = scope["method"], self._state.ending
         cycle = send.__self__  # type: ignore[attr-defined]  # uvicorn's
-        with logs.request(f"{method} {scope['path']}", client, headers) as request_id:
+        with logs.request(f"{method} {scope['path']}", scope["client"] or (), headers) as request_id:
             try:
-                if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
+                if sum(map(len, itertools.chain.from_iterable(scope["headers"]))) > MOST_HEADERS:
                     raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
                 answer = await self._answer(scope, headers, receive)
             except _Disconnected:
@@ -128,7 +130,7 @@ class Application(Probes):
         change = _REPOSITORY.fullmatch(path)
         if change or path == "/v2/repository/index":
             _only(scope, "POST")
-            with contextlib.ExitStack() as held:
+            with service.holding() as held:
                 form = encoding.CHANGE if change else encoding.INDEX
                 asked = encoding.read_small(await self._body(None, receive, held), form)
                 if not change:
@@ -151,7 +153,7 @@ class Application(Probes):
         def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None, str]:
             return *encoding.write(model.name, model.version, request, results, model.interface), model.digest
 
-        with contextlib.ExitStack() as held:
+        with service.holding() as held:
             body = await self._body(headers.get("content-length"), receive, held)
             if encoded != "identity":
                 body = await self._inflated(body, held)
@@ -182,14 +184,17 @@ class Application(Probes):
         length = (encoding.HEADER_LENGTH.encode(), b"%d" % end)
         return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
 
-    async def _body(self, length: str | None, receive: Receive, held: contextlib.ExitStack) -> bytes:
-        """Return the body of a request. held: gives its bytes back to the limit of all bodies."""
+    async def _body(self, length: str | None, receive: Receive, held: Held) -> bytes:
+        """Return the body of a request. held: has its bytes of the limit of all bodies."""
         service, parts, size, more = self._service, list[bytes](), 0, True
         if length is not None and int(length) > service.body:
             raise RequestError("too-large", f"a body of {length} bytes is over the limit of {service.body:,}")
+        cycle = receive.__self__  # type: ignore[attr-defined]  # uvicorn's
+        if not cycle.more_body and len(cycle.body) < _SMALL:  # it is all there, as most are
+            service.hold(len(cycle.body), held)
+            return bytes(cycle.body)
         try:
-            whole = not receive.__self__.more_body  # type: ignore[attr-defined]  # uvicorn's
-            async with asyncio.timeout(None if whole else service.options.timeout):
+            async with asyncio.timeout(service.options.timeout if cycle.more_body else None):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -204,7 +209,7 @@ class Application(Probes):
             raise RequestError("slow", f"the body took over {service.options.timeout:g} seconds") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _inflated(self, body: bytes, held: contextlib.ExitStack) -> bytes:
+    async def _inflated(self, body: bytes, held: Held) -> bytes:
         """Return what a compressed body has; each part is counted when it is there, and others run between two."""
         inflate, inflated, most = zlib.decompressobj(_ANY_ZLIB), bytearray(), self._service.body
         while not inflate.eof:
@@ -232,8 +237,7 @@ async def _write(cycle: Any, status: int, headers: Iterable[tuple[bytes, bytes]]
     if cycle.disconnected:
         return
     cycle.keep_alive &= not closes
-    lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
-    lines += [b"%s: %s" % header for header in (*cycle.default_headers, *headers)]
+    lines = [_FIRST_LINES[status], *map(b": ".join, cycle.default_headers), *map(b": ".join, headers)]
     lines += [] if cycle.keep_alive else [b"connection: close"]
     head = b"\r\n".join([*lines, b"", b""])
     # Not `writelines`: before Python 3.14 it never drops an empty part (gh-155888), and some releases of 3.12 and
