@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from typing import Any
 
@@ -13,7 +14,6 @@ from grpc_reflection.v1alpha import reflection
 from stagec.core.messages.errors import mistake
 from stagec_grpc import messages
 from stagec_serve import logs
-from stagec_serve.batching import Held
 from stagec_serve.encoding import Request
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import DIGEST, STATUS, RequestError
@@ -153,7 +153,7 @@ class RpcServer:
                 return
             self._calls += 1
             try:
-                with logs.request(method, context.peer(), headers), self._service.holding() as held:
+                with logs.request(method, context.peer(), headers), contextlib.ExitStack() as held:
                     logs.note(status="CANCELLED")
                     try:
                         if method not in _OPEN:
@@ -187,7 +187,7 @@ class RpcServer:
             raise RequestError("request", f"{method} needs a message")
         return body
 
-    async def _response(self, method: str, body: bytes, context: Any, held: Held) -> bytes:
+    async def _response(self, method: str, body: bytes, context: Any, held: contextlib.ExitStack) -> bytes:
         service = self._service
         if method.endswith("Infer"):
             return await self._infer(body, context, held, method == "ModelStreamInfer")
@@ -208,7 +208,7 @@ class RpcServer:
             fields.pop("name", None)
         return messages.make(f"{method}Response", **fields)
 
-    async def _infer(self, body: bytes, context: Any, held: Held, in_stream: bool) -> bytes:
+    async def _infer(self, body: bytes, context: Any, held: contextlib.ExitStack, in_stream: bool) -> bytes:
         service = self._service
         message = await maybe_in_thread(len(body), held, lambda: messages.parse("ModelInferRequest", body))
         name = message.model_name

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -24,33 +24,6 @@ _PARTS = 4
 """Parts of one request that are in the queue at a time, so that others have their turn between them."""
 _QUICK = 0.001
 """Seconds of a call that the event loop makes itself: to hand one to a thread and back takes as much CPU time."""
-
-
-@dataclass(eq=False)
-class Held:
-    """Bytes that a request has of those that all may have, until it ends.
-
-    give_back: takes them. count: how many they are.
-    """
-
-    give_back: Callable[[int], None]
-    count: int = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the bytes back."""
-        self.give_back(self.count)
-        self.count = 0
-
-    def moved(self) -> Held:
-        """Return who has the bytes from now on, for work that outlives the request."""
-        other, self.count = Held(self.give_back, self.count), 0
-        return other
 
 
 @dataclass(eq=False)
@@ -72,7 +45,7 @@ class _Waiting:
     queued: bool = True
     batch: int = 0
     ended: bool = False
-    held: Held | None = None
+    held: contextlib.ExitStack | None = None
 
 
 class _Group:
@@ -145,7 +118,7 @@ class Batcher:
         arrays: Arrays,
         begin: Callable[[], Turn] | None = None,
         model: Model | None = None,
-        held: Held | None = None,
+        held: contextlib.ExitStack | None = None,
         priority: int = 0,
         is_alone: bool = False,
     ) -> Arrays:
@@ -273,7 +246,7 @@ class Batcher:
             if not item.result.done():
                 item.result.set_result(arrays)
 
-    def _abandon(self, items: deque[_Waiting], held: Held | None) -> None:
+    def _abandon(self, items: deque[_Waiting], held: contextlib.ExitStack | None) -> None:
         """Cancel what is left of a request; if some runs, `held` ends after that, because the arrays live until then.
 
         It empties `items`: an error has the frame that it was raised in, and the future there has the error. Such a
@@ -289,5 +262,5 @@ class Batcher:
                     item.turn.end(False)
         running = [item for item in items if not item.queued and not item.ended]
         if held and running:
-            running[-1].held = held.moved()
+            running[-1].held = held.pop_all()
         items.clear()

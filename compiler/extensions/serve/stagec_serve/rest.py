@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import re
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from stagec_serve import encoding, logs
-from stagec_serve.batching import Held
 from stagec_serve.model import Arrays, Model
 from stagec_serve.refusal import DIGEST, STATUS, RequestError
 from stagec_serve.repository import Repository
@@ -31,7 +31,9 @@ MOST_HEADERS = 2**16
 """Bytes of the headers of a request."""
 _SMALL = 2**16
 """Bytes of a body that is sent with its head, at most."""
-_FIRST_LINES = {status: b"HTTP/1.1 %d %s" % (status, status.phrase.encode()) for status in HTTPStatus}
+_FIRST_LINES: Mapping[int, bytes] = {
+    status: b"HTTP/1.1 %d %s" % (status, status.phrase.encode()) for status in HTTPStatus
+}
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
 _LOG = logging.getLogger("stagec_serve")
 _ANY_ZLIB, _PART = 47, 2**20
@@ -97,12 +99,14 @@ class Application(Probes):
     """An ASGI application that offers the models of a service.
 
     crowded: whether there are more connections than there may be; then it answers probes alone.
+    is_alone: whether a request that is here is the only one.
     """
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._service = service
         self.crowded: Callable[[], bool] = lambda: False
+        self.is_alone: Callable[[], bool] = lambda: False
 
     async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive) -> _Answer:
         service, path = self._service, scope["path"].removesuffix("/")
@@ -130,7 +134,7 @@ class Application(Probes):
         change = _REPOSITORY.fullmatch(path)
         if change or path == "/v2/repository/index":
             _only(scope, "POST")
-            with service.holding() as held:
+            with contextlib.ExitStack() as held:
                 form = encoding.CHANGE if change else encoding.INDEX
                 asked = encoding.read_small(await self._body(None, receive, held), form)
                 if not change:
@@ -153,7 +157,7 @@ class Application(Probes):
         def write(model: Model, request: encoding.Request, results: Arrays) -> tuple[bytes, int | None, str]:
             return *encoding.write(model.name, model.version, request, results, model.interface), model.digest
 
-        with service.holding() as held:
+        with contextlib.ExitStack() as held:
             body = await self._body(headers.get("content-length"), receive, held)
             if encoded != "identity":
                 body = await self._inflated(body, held)
@@ -171,6 +175,7 @@ class Application(Probes):
                     held,
                     lambda interface_of: encoding.read(body, header_length, interface_of, name, strict),
                     write,
+                    self.is_alone(),
                 )
             except asyncio.CancelledError:
                 if connection.is_lost and not answering.uncancel():
@@ -184,7 +189,7 @@ class Application(Probes):
         length = (encoding.HEADER_LENGTH.encode(), b"%d" % end)
         return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
 
-    async def _body(self, length: str | None, receive: Receive, held: Held) -> bytes:
+    async def _body(self, length: str | None, receive: Receive, held: contextlib.ExitStack) -> bytes:
         """Return the body of a request. held: has its bytes of the limit of all bodies."""
         service, parts, size, more = self._service, list[bytes](), 0, True
         if length is not None and int(length) > service.body:
@@ -209,7 +214,7 @@ class Application(Probes):
             raise RequestError("slow", f"the body took over {service.options.timeout:g} seconds") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _inflated(self, body: bytes, held: Held) -> bytes:
+    async def _inflated(self, body: bytes, held: contextlib.ExitStack) -> bytes:
         """Return what a compressed body has; each part is counted when it is there, and others run between two."""
         inflate, inflated, most = zlib.decompressobj(_ANY_ZLIB), bytearray(), self._service.body
         while not inflate.eof:

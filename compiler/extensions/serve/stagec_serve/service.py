@@ -16,7 +16,7 @@ from stagec.core.builds.version import VERSION
 from stagec.core.messages.errors import StagecError
 from stagec.core.messages.refusal import Refusal
 from stagec_serve import logs
-from stagec_serve.batching import Batcher, Held
+from stagec_serve.batching import Batcher
 from stagec_serve.encoding import InterfaceOf, Request, known_parameters
 from stagec_serve.metrics import Metrics, Took, statistics
 from stagec_serve.model import Model
@@ -43,7 +43,6 @@ class Service:
     agree: makes a change (`prepare`), here or in all workers.
     ask: asks all workers for "metrics" or "statistics"; None: there are none.
     others: how many of the workers are ready; "": all are.
-    is_alone: whether a request that asks is the only one that has come.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Service:
         self.loading, self.others, self.ending = "nothing is loaded", "", False
         self._load, self._sequences = load, sequences
         self.admit = tokens.check if tokens else lambda _: None
-        self.is_alone: Callable[[], bool] = lambda: False
         self._changing, self._held = asyncio.Lock(), 0
         self._prepared: tuple[Callable[[], None], Callable[[], None]] | None = None
         self.agree: Callable[[Mapping[str, Any]], Awaitable[None]] = self._alone
@@ -284,34 +282,31 @@ class Service:
             self.metrics.took(name, "success" if status == 200 else "fail", time.monotonic() - began)
             repository.leave()
 
-    def holding(self) -> Held:
-        """Return what counts the bytes of a request until it ends."""
-        return Held(self._give_back)
-
-    def hold(self, count: int, held: Held) -> None:
+    def hold(self, count: int, held: contextlib.ExitStack) -> None:
         """Count bytes of a request, until `held` ends. Raises RequestError ("busy") if they are too many."""
         if self._held + count > self._most:
             raise RequestError("busy", "the server holds as many bytes of requests as it may; try again later")
-        self._held += count
-        held.count += count
+        self._hold(count)
+        held.callback(self._hold, -count)
 
-    def _give_back(self, count: int) -> None:
-        self._held -= count
+    def _hold(self, count: int) -> None:
+        self._held += count
 
     async def answer(
         self,
         name: str,
         repository: Repository,
         size: int,
-        held: Held,
+        held: contextlib.ExitStack,
         read: Callable[[InterfaceOf], Request],
         write: Callable[[Model, Request, Any], Answer],
+        is_alone: bool = False,
     ) -> Answer:
         """Return the output of `write` for a request's results.
 
         name, repository: of its model. size: bytes of the request, which `read` reads. held: as of `hold`; work that
-        outlives this keeps it. Raises RequestError ("timeout"), and the errors of these functions, `Sequences.begin`
-        and `Batcher.call`.
+        outlives this keeps it. is_alone: as of `Batcher.call`. Raises RequestError ("timeout"), and the errors of these
+        functions, `Sequences.begin` and `Batcher.call`.
         """
         seconds, now, metrics = self.options.timeout, asyncio.get_running_loop().time, self.metrics
 
@@ -330,9 +325,11 @@ class Service:
                 owner, step, begin = self._living(name, repository, request.step), request.step, None
                 batcher = owner.batchers[name]
                 model = batcher.model
+                if now() >= (limit.when() or 0):  # a call that nobody waits for lets no timer run
+                    raise TimeoutError
                 if step is not None:
                     begin = functools.partial(self._sequences.begin, model, step, owner)
-                results = await batcher.call(request.arrays, begin, model, held, request.priority, self.is_alone())
+                results = await batcher.call(request.arrays, begin, model, held, request.priority, is_alone)
                 size, began = sum(array.nbytes for array in results), now()
                 answer = await maybe_in_thread(size, held, lambda: write(model, request, results))
                 metrics.took(name, "compute_output", now() - began)
@@ -373,7 +370,7 @@ async def _in_daemon(work: Callable[[], Answer]) -> Answer:
     return await asyncio.wrap_future(future)
 
 
-async def maybe_in_thread(size: int, held: Held, work: Callable[[], Answer]) -> Answer:
+async def maybe_in_thread(size: int, held: contextlib.ExitStack, work: Callable[[], Answer]) -> Answer:
     """Do work on `size` bytes, in a thread if they are many. held: ends after the work, if nobody waits for it."""
     if size <= _LARGE:
         return work()
@@ -381,7 +378,7 @@ async def maybe_in_thread(size: int, held: Held, work: Callable[[], Answer]) -> 
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        rest = held.moved()
+        rest = held.pop_all()
 
         def end(done: asyncio.Future[Answer]) -> None:
             rest.close()
