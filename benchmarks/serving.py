@@ -86,7 +86,7 @@ def _rows(model: str, measured: Mapping[str, list[float]], rounds: int) -> Itera
         of = {ours: measured[ours], other: measured[other]}
         return Row(f"{model}: {name}", other, ratio(of, ours, other), target, of, note=note or f"{rounds} rounds")
 
-    note = f"{rounds} rounds; raw: a loop of calls{'' if _first_in_line() else '; not with real-time priority'}"
+    note = f"{rounds} rounds; raw: a loop of calls{'' if first_in_line() else '; not with real-time priority'}"
     yield row("seconds of a request, 64 clients", "stagec 64", "raw", 1.3, note)
     yield row("CPU seconds of a request, 64 clients", "stagec 64 cpu", "raw cpu", 1.3, note)
     if "workers" in SERVERS[model]:  # on a machine whose cores servers and clients fill
@@ -141,7 +141,7 @@ def _round(model: str, served: Path, folder: Path) -> dict[str, float]:
                 turns.setdefault(name, []).append(seconds)
             for clients, server in itertools.product(CLIENTS, SERVERS[model]):
                 words = ["-m", "benchmarks.clients", str(ports[server]), str(clients), str(SECONDS)]
-                command = [*_first_in_line(), sys.executable, *words, *map(str, requests[server])]
+                command = [*first_in_line(), sys.executable, *words, *map(str, requests[server])]
                 before = sum(cpu_seconds(processes[server]).values())
                 told = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
                 if told["failed"]:
@@ -207,7 +207,7 @@ def request_of(model: str, server: str, first: bool = False, as_json: bool = Fal
 
 
 @functools.cache
-def _first_in_line() -> list[str]:
+def first_in_line() -> list[str]:
     """Return the words before a command that give it real-time priority; none where nobody may."""
     words = ["chrt", "--rr", "1"]
     if not shutil.which("chrt"):
@@ -231,7 +231,7 @@ def started(server: str, model: str, served: Path, folder: Path) -> Iterator[tup
         words = ["-m", "benchmarks.rivals", server, model, str(port)]
     paths = [str(COMPILER), *EXTENSIONS, str(ROOT), *sys.path, str(folder / "packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [*_first_in_line(), sys.executable, *words]
+    command = [*first_in_line(), sys.executable, *words]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield port, process.pid

@@ -41,9 +41,8 @@ def measure(options: Options) -> list[Row]:
             before = serving.cpu_seconds(process)
             count = clients * 2 if server == "workers" else clients
             words = ["-m", "benchmarks.clients", str(port), str(count), str(SECONDS), str(files[kind])]
-            told = json.loads(
-                subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True).stdout
-            )
+            command = [*serving.first_in_line(), sys.executable, *words]
+            told = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
             if told["failed"]:
                 raise RuntimeError(f"{server}: {told['failed']} requests failed")
             used = [after - before.get(of, 0) for of, after in serving.cpu_seconds(process).items()]

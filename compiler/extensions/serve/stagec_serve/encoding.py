@@ -33,7 +33,7 @@ _MOST_SMALL = 2**16
 """Bytes of a request for the index, or to load or unload a model."""
 _SHORT = 2**10
 """Bytes of JSON before the bytes of a request that are kept, at most: to read them takes an eighth of its CPU time."""
-_MINUS_0 = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
+_MINUS_0 = re.compile(rb"-0(?<![eE]-0)(?![0-9.eE])")  # it begins with what is sought, which is four times as fast
 # A string without an end goes to the end of the text. To look for one again at each of its quotes is quadratic: it took
 # six seconds for 32 kB.
 _OR_STRING = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|' + _MINUS_0.pattern, re.DOTALL)
@@ -224,7 +224,7 @@ def _parsed(body: bytes, end: int, shape: json_shapes.Shape) -> Any:
     text: memoryview | bytes = memoryview(body)[:end]
     try:
         value = orjson.loads(text)
-        if body.find(b"-0", 0, end) >= 0 and _MINUS_0.search(text):  # the parser takes it for 0
+        if _MINUS_0.search(text):  # the parser takes it for 0
             value = orjson.loads(_OR_STRING.sub(lambda match: match[1] or b"-0.0", text))
         shape(value)
         # Of two equal keys the parser takes the last one, and a proxy may have looked at the first one. In data,

@@ -61,6 +61,7 @@ OPTIONS = {
 def run(options: Options) -> None:
     import asyncio
     import copy
+    import gc
     import re
     import sys
     from pathlib import Path
@@ -144,6 +145,7 @@ def run(options: Options) -> None:
         if probing:
             probing.cancel()
 
+    gc.freeze()  # what is imported stays, and no collection looks at it again: that took a twentieth of the CPU time
     if count == 1:
         work(0)
     else:
