@@ -35,6 +35,7 @@ BENCHMARKS = (
     "inputs",
     "remote",
     "serving",
+    "serving_cpu",
     "weights",
 )
 """The modules, each with `measure(options) -> list[Row]`, in the order of the table."""

@@ -14,9 +14,9 @@ IMAGE, PATCH, WIDTH, HEADS, LAYERS, CLASSES = 224, 16, 192, 3, 12, 1000
 PATCHES = (IMAGE // PATCH) ** 2
 CACHE, VOCABULARY, HEAD = (6, 128, 4), 4096, 64
 """Of the decoder: layers, positions and heads of the cache; tokens; elements of a head."""
-SHAPES: dict[str, tuple[int, ...]] = {"mlp": (WIDTHS[0],), "vit": (IMAGE, IMAGE, 3), "decode": ()}
+SHAPES: dict[str, tuple[int, ...]] = {"mlp": (WIDTHS[0],), "vit": (IMAGE, IMAGE, 3), "decode": (), "small": (16,)}
 """Of one row of the argument."""
-DTYPES = {"mlp": np.float32, "vit": np.float32, "decode": np.int32}
+DTYPES = {"mlp": np.float32, "vit": np.float32, "decode": np.int32, "small": np.float32}
 
 
 def weights(model: str) -> dict[str, Any]:
@@ -26,6 +26,8 @@ def weights(model: str) -> dict[str, Any]:
     def drawn(*shape: int) -> Any:
         return (draw(shape) / math.sqrt(shape[0])).astype(np.float32)
 
+    if model == "small":
+        return {"w1": drawn(16, 24), "b1": drawn(24), "w2": drawn(24, 5)}
     if model == "mlp":
         pairs = itertools.pairwise(WIDTHS)
         layers = [{f"w{i}": drawn(*pair), f"b{i}": drawn(pair[1])} for i, pair in enumerate(pairs)]
@@ -48,6 +50,13 @@ def weights(model: str) -> dict[str, Any]:
         }
         made |= {f"{name}{i}": drawn(*shape) for name, shape in shapes.items()}
     return made
+
+
+def small(params: dict[str, Any], x: Any) -> Any:
+    """Return f32[batch,5] of f32[batch,16]."""
+    import jax.numpy as jnp
+
+    return jnp.tanh(x @ params["w1"] + params["b1"]) @ params["w2"]
 
 
 def mlp(params: dict[str, Any], x: Any) -> Any:

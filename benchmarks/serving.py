@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import operator
 import os
 import shutil
 import socket
@@ -42,7 +43,7 @@ SERVERS = {
     "decode": ("stagec", "jax"),
 }
 """What serves each model: `workers` is stagec with two processes, which keep no state of sequences."""
-BUCKETS = {"mlp": [1, 8, 32, 64], "vit": [1, 4, 8]}
+BUCKETS = {"mlp": [1, 8, 32, 64], "vit": [1, 4, 8], "small": [1, 8, 32]}
 _DECODE = """
 [functions.decode]
 entry = "benchmarks.served_models:decode"
@@ -70,9 +71,9 @@ def measure(options: Options) -> list[Row]:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--requirement"]
     subprocess.run([*pip, str(_PACKAGES), "--target", str(folder / "packages")], check=True)
     rows: list[Row] = []
-    for model in served_models.SHAPES:
-        bundle = _bundle(model, folder)
-        rounds = [_round(model, bundle, folder) for _ in range(options.rounds)]
+    for model in SERVERS:
+        served = bundle(model, folder)
+        rounds = [_round(model, served, folder) for _ in range(options.rounds)]
         measured = {key: [numbers[key] for numbers in rounds] for key in rounds[0]}
         rows += _rows(model, measured, options.rounds)
     return rows
@@ -85,7 +86,7 @@ def _rows(model: str, measured: Mapping[str, list[float]], rounds: int) -> Itera
         of = {ours: measured[ours], other: measured[other]}
         return Row(f"{model}: {name}", other, ratio(of, ours, other), target, of, note=note or f"{rounds} rounds")
 
-    note = f"{rounds} rounds; raw: a loop of calls{'' if _first_in_line() else '; not with real-time priority'}"
+    note = f"{rounds} rounds; raw: a loop of calls{'' if first_in_line() else '; not with real-time priority'}"
     yield row("seconds of a request, 64 clients", "stagec 64", "raw", 1.3, note)
     yield row("CPU seconds of a request, 64 clients", "stagec 64 cpu", "raw cpu", 1.3, note)
     if "workers" in SERVERS[model]:  # on a machine whose cores servers and clients fill
@@ -102,7 +103,8 @@ def _rows(model: str, measured: Mapping[str, list[float]], rounds: int) -> Itera
         yield row("start to first answer", "stagec start", f"{rival} start", target)
 
 
-def _bundle(model: str, folder: Path) -> Path:
+def bundle(model: str, folder: Path) -> Path:
+    """Build the bundle of a model in a folder of its own there."""
     root = folder / model
     (root / "benchmarks").mkdir(parents=True)
     (root / "benchmarks" / "served_models.py").write_text(Path(served_models.__file__).read_text("utf-8"))
@@ -121,30 +123,30 @@ def _bundle(model: str, folder: Path) -> Path:
     return build("served.toml", root, root)
 
 
-def _round(model: str, bundle: Path, folder: Path) -> dict[str, float]:
+def _round(model: str, served: Path, folder: Path) -> dict[str, float]:
     """Return seconds by what they are of."""
     measured: dict[str, float] = {}
     turns: dict[str, list[float]] = {}
     with ExitStack() as servers:
-        loaded = servers.enter_context(stagec.load(bundle, policy="executable_only"))
+        loaded = servers.enter_context(stagec.load(served, policy="executable_only"))
         requests, ports, processes = {}, {}, {}
         for server in SERVERS[model]:
             requests[server] = [folder / f"{model}.{server}.{which}" for which in ("request", "first")]
             for file, first in zip(requests[server], (False, True), strict=True):
                 file.write_bytes(request_of(model, server, first))
-            ports[server], processes[server] = servers.enter_context(_serving(server, model, bundle, folder))
-            measured[f"{server} start"] = _first_answer(ports[server], requests[server][1].read_bytes())
+            ports[server], processes[server] = servers.enter_context(started(server, model, served, folder))
+            measured[f"{server} start"] = first_answer(ports[server], requests[server][1].read_bytes())
         for _ in range(TURNS):
             for name, seconds in zip(("raw", "raw cpu"), _raw(loaded[model], model), strict=True):
                 turns.setdefault(name, []).append(seconds)
             for clients, server in itertools.product(CLIENTS, SERVERS[model]):
                 words = ["-m", "benchmarks.clients", str(ports[server]), str(clients), str(SECONDS)]
-                command = [*_first_in_line(), sys.executable, *words, *map(str, requests[server])]
-                before = _cpu_seconds(processes[server])
+                command = [*first_in_line(), sys.executable, *words, *map(str, requests[server])]
+                before = sum(cpu_seconds(processes[server]).values())
                 told = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
                 if told["failed"]:
                     raise RuntimeError(f"{server}: {told['failed']} requests failed")
-                used = (_cpu_seconds(processes[server]) - before) / told["answers"]
+                used = (sum(cpu_seconds(processes[server]).values()) - before) / told["answers"]
                 turns.setdefault(f"{server} {clients} cpu", []).append(used)
                 turns.setdefault(f"{server} {clients}", []).append(1 / told["per_second"])
                 for part in ("p50", "p99"):
@@ -152,11 +154,12 @@ def _round(model: str, bundle: Path, folder: Path) -> dict[str, float]:
     return measured | {name: median(seconds) for name, seconds in turns.items()}
 
 
-def _cpu_seconds(process: int) -> float:
-    """Return the seconds that a process and its workers computed: what else the machine does changes them least."""
+def cpu_seconds(process: int) -> dict[int, float]:
+    """Return what a process and its workers computed, by number: what else the machine does changes it least."""
     fields = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()
     workers = Path(f"/proc/{process}/task/{process}/children").read_text("utf-8").split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(_cpu_seconds(int(w)) for w in workers)
+    own = {process: (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")}
+    return functools.reduce(operator.or_, (cpu_seconds(int(worker)) for worker in workers), own)
 
 
 def _raw(call: stagec.Function, model: str) -> tuple[float, float]:
@@ -178,18 +181,25 @@ def _raw(call: stagec.Function, model: str) -> tuple[float, float]:
     return (time.perf_counter() - began) / count, (time.process_time() - computed) / count
 
 
-def request_of(model: str, server: str, first: bool = False) -> bytes:
-    """Return all bytes of a request with one row. first: of a client, whose number replaces `@@@@@@`."""
+def request_of(model: str, server: str, first: bool = False, as_json: bool = False) -> bytes:
+    """Return all bytes of a request with one row.
+
+    first: of a client, whose number replaces `@@@@@@`. as_json: for `stagec`, no bytes.
+    """
     dtype = served_models.DTYPES[model]
     x = np.random.default_rng(0).standard_normal((1, *served_models.SHAPES[model])).astype(dtype)
     if server not in ("stagec", "workers"):
         path = "/predict?sequence=@@@@@@" if model == "decode" else "/predict"
         head = f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-length: {x.nbytes}\r\n\r\n"
         return head.encode() + x.tobytes()
-    name = {"vit": "images", "mlp": "x", "decode": "tokens"}[model]
-    size = {"binary_data_size": x.nbytes}
+    name = {"vit": "images", "decode": "tokens"}.get(model, "x")
+    values = {"data": x.ravel().tolist()} if as_json else {"parameters": {"binary_data_size": x.nbytes}}
     datatype = "INT32" if dtype == np.int32 else "FP32"
-    inputs = [{"name": name, "shape": x.shape, "datatype": datatype, "parameters": size}]
+    inputs = [{"name": name, "shape": x.shape, "datatype": datatype, **values}]
+    if as_json:
+        body = json.dumps({"inputs": inputs}).encode()
+        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n\r\n"
+        return head.encode() + body
     sequence = {"sequence_id": "@@@@@@", "sequence_start": first} if model == "decode" else {}
     told = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, **sequence}}).encode()
     head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: here\r\ninference-header-content-length: {len(told)}\r\n"
@@ -197,7 +207,7 @@ def request_of(model: str, server: str, first: bool = False) -> bytes:
 
 
 @functools.cache
-def _first_in_line() -> list[str]:
+def first_in_line() -> list[str]:
     """Return the words before a command that give it real-time priority; none where nobody may."""
     words = ["chrt", "--rr", "1"]
     if not shutil.which("chrt"):
@@ -207,19 +217,21 @@ def _first_in_line() -> list[str]:
 
 
 @contextmanager
-def _serving(server: str, model: str, bundle: Path, folder: Path) -> Iterator[tuple[int, int]]:
+def started(server: str, model: str, served: Path, folder: Path) -> Iterator[tuple[int, int]]:
     """Give the port of a server, and the number of its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     if server in ("stagec", "workers"):
-        words = ["-m", "stagec", "serve", str(bundle), "--port", str(port), "--drain", "0", "--sequences", "100"]
+        words = ["-m", "stagec", "serve", str(served), "--port", str(port), "--drain", "0", "--sequences", "100"]
         words += ["--workers", "2"] if server == "workers" else []
+    elif server == "bare":
+        words = ["-m", "benchmarks.bare", str(port)]
     else:
         words = ["-m", "benchmarks.rivals", server, model, str(port)]
     paths = [str(COMPILER), *EXTENSIONS, str(ROOT), *sys.path, str(folder / "packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [*_first_in_line(), sys.executable, *words]
+    command = [*first_in_line(), sys.executable, *words]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield port, process.pid
@@ -228,7 +240,7 @@ def _serving(server: str, model: str, bundle: Path, folder: Path) -> Iterator[tu
         process.wait(timeout=60)
 
 
-def _first_answer(port: int, request: bytes) -> float:
+def first_answer(port: int, request: bytes) -> float:
     """Return the seconds until a server that was just started answers."""
     began = time.perf_counter()
     while time.perf_counter() < began + 120:

@@ -84,12 +84,12 @@ def test_an_edit_runs_the_actions_that_it_must(tmp_path: Path) -> None:
 
 
 def test_clients_ask_a_server(tmp_path: Path) -> None:
-    bundle = serving._bundle("mlp", tmp_path)
-    with serving._serving("stagec", "mlp", bundle, tmp_path) as (port, process):
+    bundle = serving.bundle("mlp", tmp_path)
+    with serving.started("stagec", "mlp", bundle, tmp_path) as (port, process):
         request = serving.request_of("mlp", "stagec")
-        assert serving._first_answer(port, request) > 0
+        assert serving.first_answer(port, request) > 0
         told = asyncio.run(clients.load(port, 4, 0.5, request))
-        assert serving._cpu_seconds(process) > 0
+        assert serving.cpu_seconds(process)[process] > 0
         assert (told["failed"], told["per_second"] > 4, told["p50"] <= told["p99"]) == (0, True, True)
         told = asyncio.run(clients.load(port, 1, 0.1, request.replace(b"models/mlp", b"models/plm")))
         assert told["failed"] > 0

@@ -9,6 +9,7 @@ mask argument: it shows the function which elements are real.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import DimensionError, evaluate, solve
 from stagec.pjrt.calling_convention import OMITTED
@@ -36,6 +38,11 @@ class Fit:
     _fills: tuple[Any, ...]
     _masks: Mapping[int, Any]
     _cuts: tuple[_Slices | None, ...]
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The bucket's name."""
+        return naming.bucket(self.bucket)
 
     def fill(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the arguments padded, and those that the caller leaves out."""

@@ -44,10 +44,11 @@ def too_many(num_devices: int) -> str:
     return f"{num_devices:,} devices are asked for, and a machine's CPU becomes {MOST_CPU_DEVICES:,} at most"
 
 
-def cpu_client(num_devices: int) -> _jax.Client:
+def cpu_client(num_devices: int, asynchronous: bool = True) -> _jax.Client:
     """Return the process's client with that many CPU devices; JAX's may have more.
 
-    One process has one pool of threads for everything on one device. Raises LoadError ("device-count").
+    One process has one pool of threads for everything on one device. asynchronous: whether a call returns before its
+    results are there; only for who asks first. Raises LoadError ("device-count").
     """
     refusal = too_many(num_devices)
     if refusal:
@@ -57,7 +58,7 @@ def cpu_client(num_devices: int) -> _jax.Client:
         known = of_jax("cpu")
         if len(known) >= num_devices:
             return known[0].client
-        return xla_client.make_cpu_client(num_devices=num_devices)
+        return xla_client.make_cpu_client(asynchronous=asynchronous, num_devices=num_devices)
 
     return _once(num_devices, make)
 

@@ -31,6 +31,7 @@ class _Waiting:
     """A request, or a part of one.
 
     since: when it came, on the loop's clock. turn: of its sequence, if it has one. priority: the least is the first.
+    group: where it waits.
     queued, ended: whether it waits for a call, and whether this has ended. held: ends then. batch: the call's rows.
     """
 
@@ -40,6 +41,7 @@ class _Waiting:
     result: asyncio.Future[Arrays]
     turn: Turn | None
     priority: int
+    group: _Group | None = None
     queued: bool = True
     batch: int = 0
     ended: bool = False
@@ -93,6 +95,7 @@ class Batcher:
     delay: seconds that a request waits for others.
     model: runs the requests that come from now on. Another one with other weights may take its place; each request
     keeps the one that it began with, and only requests of the same one run together.
+    waiting: how many requests do.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Batcher:
         self._free, self._threads, self._metrics = free, threads, metrics
         self._groups: dict[Hashable, _Group] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting = self._running = 0
+        self.waiting = self._running = 0
 
     async def call(
         self,
@@ -117,27 +120,36 @@ class Batcher:
         model: Model | None = None,
         held: contextlib.ExitStack | None = None,
         priority: int = 0,
+        is_alone: bool = False,
     ) -> Arrays:
         """Return the results of a request; one with more rows than the largest bucket runs in parts.
 
         begin: gives the turn of a request of a sequence; it is ended here.
         model: runs all parts; None: the present one. held: if the caller is cancelled in a call, it ends after that.
-        priority: 1 is the first to run of those that wait, and 0 the last.
+        priority: 1 is the first to run of those that wait, and 0 the last. is_alone: whether no other comes just now.
         A request whose caller is cancelled leaves the queue. Raises RequestError ("request", "busy", "failed"), and
         what `begin` raises.
         """
         model = model or self.model
         parts = model.parts(arrays)
-        if self._waiting >= self._most:
-            raise RequestError("busy", f"{model.name}: {self._waiting} requests wait already; try again later")
+        if self.waiting >= self._most:
+            raise RequestError("busy", f"{model.name}: {self.waiting} requests wait already; try again later")
         for part in parts:
             model.fit(part)
         turn = begin() if begin else None
+        is_alone &= not (self._patient or self.waiting or self._running or self._free.locked() or len(parts) > 1)
+        if is_alone and model.seconds(arrays, model.count(arrays)) < _QUICK:
+            item = self._item(model, arrays, turn, priority)
+            await self._free.acquire()
+            await self._run(model, [item], None)
+            logs.note(rows=item.count, batch=item.batch)
+            return item.result.result()
         results: list[Arrays] = []
         items: deque[_Waiting] = deque()
         try:
             for part in parts:
-                items.append(self._enter(model, part, turn, priority))
+                items.append(self._item(model, part, turn, priority))
+                self._enter(model, items[-1])
                 if len(items) == _PARTS:
                     results.append(await items[0].result)
                     items.popleft()
@@ -145,35 +157,25 @@ class Batcher:
                 results.append(await items[0].result)
                 logs.note(rows=model.count(arrays), batch=items.popleft().batch)
         finally:
-            _abandon(items, held)
+            self._abandon(items, held)
         if len(results) == 1:
             return results[0]
         return [np.concatenate(outputs) for outputs in zip(*results, strict=True)]
 
-    def _enter(self, model: Model, arrays: Arrays, turn: Turn | None, priority: int) -> _Waiting:
-        kind = model, tuple(array.shape[1:] for array in arrays) if model.rows else None
+    def _item(self, model: Model, arrays: Arrays, turn: Turn | None, priority: int) -> _Waiting:
+        loop = asyncio.get_running_loop()
+        count = model.count(arrays)
+        return _Waiting(arrays, count, loop.time(), loop.create_future(), turn, priority or 2**63)
+
+    def _enter(self, model: Model, item: _Waiting) -> None:
+        kind = model, tuple(array.shape[1:] for array in item.arrays) if model.rows else None
         group = self._groups.get(kind)
         if group is None:
             group = self._groups[kind] = _Group(model)
             self._start(self._serve(kind, group))
-        loop = asyncio.get_running_loop()
-        result = loop.create_future()
-        item = _Waiting(arrays, model.count(arrays), loop.time(), result, turn, priority or 2**63)
         group.add(item)
-        result.add_done_callback(lambda _: self._leave(group, item))
-        self._count(1)
-        return item
-
-    def _leave(self, group: _Group, item: _Waiting) -> None:
-        if item.queued:  # its caller was cancelled
-            group.remove(item)
-            self._count(-1)
-            if item.turn:
-                item.turn.end(False)
-
-    def _count(self, change: int) -> None:
-        self._waiting += change
-        self._metrics.waiting.labels(self.model.name).set(self._waiting)
+        item.group = group
+        self.waiting += 1
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -196,7 +198,7 @@ class Batcher:
             if not items:
                 self._free.release()
                 continue
-            self._count(-len(items))
+            self.waiting -= len(items)
             is_quick = group.model.seconds(items[0].arrays, sum(item.count for item in items)) < _QUICK
             run = self._run(group.model, items, None if is_quick else self._threads)
             if is_quick:
@@ -244,16 +246,21 @@ class Batcher:
             if not item.result.done():
                 item.result.set_result(arrays)
 
+    def _abandon(self, items: deque[_Waiting], held: contextlib.ExitStack | None) -> None:
+        """Cancel what is left of a request; if some runs, `held` ends after that, because the arrays live until then.
 
-def _abandon(items: deque[_Waiting], held: contextlib.ExitStack | None) -> None:
-    """Cancel what is left of a request; if some of it runs, `held` ends after that, because the arrays live until then.
-
-    It empties `items`: an error has the frame that it was raised in, and the future there has the error. Such a cycle
-    keeps the arrays until a garbage collection.
-    """
-    for item in items:
-        item.result.cancel()
-    running = [item for item in items if not item.queued and not item.ended]
-    if held and running:
-        running[-1].held = held.pop_all()
-    items.clear()
+        It empties `items`: an error has the frame that it was raised in, and the future there has the error. Such a
+        cycle keeps the arrays until a garbage collection.
+        """
+        for item in items:
+            item.result.cancel()
+            if item.queued:
+                assert item.group
+                item.group.remove(item)
+                self.waiting -= 1
+                if item.turn:
+                    item.turn.end(False)
+        running = [item for item in items if not item.queued and not item.ended]
+        if held and running:
+            running[-1].held = held.pop_all()
+        items.clear()

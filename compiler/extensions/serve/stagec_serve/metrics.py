@@ -6,13 +6,11 @@ import functools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-
-from stagec.core.builds import naming
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _ROWS = tuple(2**power for power in range(13))
@@ -68,15 +66,13 @@ class Metrics:
         durations[0] += 1
         durations[1] += round(seconds * 10**9)
 
-    def ran(
-        self, model: str, bucket: Mapping[str, int], rows: int, seconds: float, waited: Iterable[float] = ()
-    ) -> None:
+    def ran(self, model: str, bucket: str, rows: int, seconds: float, waited: Iterable[float] = ()) -> None:
         """Count a call of an executable. rows: of requests, without padding. waited: seconds that each has waited."""
         self._took[model, "last"] = [round(time.time() * 1000), 0]
         self.took(model, rows, seconds)
         for wait in waited:
             self.took(model, "queue", wait)
-        self._calls.labels(model, naming.bucket(bucket)).inc()
+        self._calls.labels(model, bucket).inc()
         self._rows.labels(model).observe(rows)
         self._call_seconds.labels(model).observe(seconds)
 

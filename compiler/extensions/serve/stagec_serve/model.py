@@ -26,7 +26,7 @@ from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
 from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy, Shapes
-from stagec.pjrt.arrays import random_arrays, zeros
+from stagec.pjrt.arrays import random_arrays, to_numpy, zeros
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.weights import Weight
 from stagec_serve.refusal import RequestError
@@ -203,10 +203,8 @@ class Model:
         """Return the number of rows of arrays; 1 if requests are not gathered."""
         return arrays[0].shape[0] if self.rows else 1
 
-    def run(
-        self, requests: Sequence[Arrays], kept: dict[str, Sequence[Any]] | None = None
-    ) -> tuple[Mapping[str, int], list[Arrays]]:
-        """Run requests, several as one call; return the bucket, and the results of each.
+    def run(self, requests: Sequence[Arrays], kept: dict[str, Sequence[Any]] | None = None) -> tuple[str, list[Arrays]]:
+        """Run requests, several as one call; return the name of the bucket, and the results of each.
 
         requests: checked by `fit`, each and together. Of several, all sizes but the number of rows are equal.
         kept: for a function with state, its arrays by name; the call's results replace them.
@@ -223,10 +221,10 @@ class Model:
     def seconds(self, arrays: Arrays, rows: int) -> float:
         """Return about how long a call takes; inf: there was none. arrays: one of its requests. rows: of all."""
         fit = self._fits(tuple((rows, *array.shape[1:]) if self.rows else array.shape for array in arrays))
-        return math.inf if fit is None else self._seconds.get(naming.bucket(fit.bucket), math.inf)
+        return math.inf if fit is None else self._seconds.get(fit.name, math.inf)
 
-    def _loaded(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None) -> tuple[Fit, str, Sequence[Any], Flat]:
-        """Return how arrays go into a bucket, its name, the leaves of the call, and the executable."""
+    def _loaded(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None) -> tuple[Fit, Sequence[Any], Flat]:
+        """Return how arrays go into a bucket, the leaves of the call, and the executable."""
         fit = self.fit(arrays)
         leaves = self._leaves.copy()
         for tensor, array in zip(self.interface.inputs, arrays, strict=True):
@@ -235,25 +233,27 @@ class Model:
             assert kept is not None
             for leaf, array in zip(state.taken, kept[name], strict=True) if state.taken else ():
                 leaves[leaf] = array
-        leaves, name = fit.fill(leaves), naming.bucket(fit.bucket)
-        flat = self._flat.get(name)
+        leaves = fit.fill(leaves)
+        flat = self._flat.get(fit.name)
         if flat is None:
             args, kwargs = cast("tuple[Any, Any]", self.usage.in_tree.unflatten(leaves))
-            flat = self._flat[name] = self._function.flat(*args, **kwargs)
-        return fit, name, leaves, flat
+            flat = self._flat[fit.name] = self._function.flat(*args, **kwargs)
+        return fit, leaves, flat
 
-    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[Mapping[str, int], Arrays]:
+    def _call(self, arrays: Arrays, kept: dict[str, Sequence[Any]] | None = None) -> tuple[str, Arrays]:
         began = time.perf_counter()
-        fit, name, leaves, flat = self._loaded(arrays, kept)
+        fit, leaves, flat = self._loaded(arrays, kept)
         outputs = flat(*leaves)
         if kept is not None:
             kept.update({state: [outputs[leaf] for leaf in s.given] for state, s in self.states.items() if s.given})
-        cut = fit.cut(outputs)
-        results = [np.asarray(cut[tensor.leaf]) for tensor in self.interface.outputs]
+        numbers = [tensor.leaf for tensor in self.interface.outputs]
+        read = dict(zip(numbers, to_numpy([outputs[i] for i in numbers]), strict=True))
+        cut = fit.cut([read.get(i, output) for i, output in enumerate(outputs)])
+        results = [cut[i] for i in numbers]
         took = time.perf_counter() - began
         # One call that waits for a core says little: a few of them do.
-        self._seconds[name] = min(took, 1.5 * self._seconds.get(name, math.inf))
-        return fit.bucket, results
+        self._seconds[fit.name] = min(took, 1.5 * self._seconds.get(fit.name, math.inf))
+        return fit.name, results
 
     def _random(self, bucket: Mapping[str, int], seed: int) -> Arrays:
         """Return inputs of the sizes of a bucket, the same for the same seed."""

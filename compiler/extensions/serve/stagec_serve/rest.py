@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 import zlib
@@ -30,6 +31,9 @@ MOST_HEADERS = 2**16
 """Bytes of the headers of a request."""
 _SMALL = 2**16
 """Bytes of a body that is sent with its head, at most."""
+_FIRST_LINES: Mapping[int, bytes] = {
+    status: b"HTTP/1.1 %d %s" % (status, status.phrase.encode()) for status in HTTPStatus
+}
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
 _LOG = logging.getLogger("stagec_serve")
 _ANY_ZLIB, _PART = 47, 2**20
@@ -56,11 +60,11 @@ class Probes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        client, method, closes = ":".join(map(str, scope["client"] or ())), scope["method"], self._state.ending
+        method, closes = scope["method"], self._state.ending
         cycle = send.__self__  # type: ignore[attr-defined]  # uvicorn's
-        with logs.request(f"{method} {scope['path']}", client, headers) as request_id:
+        with logs.request(f"{method} {scope['path']}", scope["client"] or (), headers) as request_id:
             try:
-                if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
+                if sum(map(len, itertools.chain.from_iterable(scope["headers"]))) > MOST_HEADERS:
                     raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")
                 answer = await self._answer(scope, headers, receive)
             except _Disconnected:
@@ -95,12 +99,14 @@ class Application(Probes):
     """An ASGI application that offers the models of a service.
 
     crowded: whether there are more connections than there may be; then it answers probes alone.
+    is_alone: whether a request that is here is the only one.
     """
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._service = service
         self.crowded: Callable[[], bool] = lambda: False
+        self.is_alone: Callable[[], bool] = lambda: False
 
     async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive) -> _Answer:
         service, path = self._service, scope["path"].removesuffix("/")
@@ -169,6 +175,7 @@ class Application(Probes):
                     held,
                     lambda interface_of: encoding.read(body, header_length, interface_of, name, strict),
                     write,
+                    self.is_alone(),
                 )
             except asyncio.CancelledError:
                 if connection.is_lost and not answering.uncancel():
@@ -183,13 +190,16 @@ class Application(Probes):
         return _Answer(200, answer, ((b"content-type", b"application/octet-stream"), length, which))
 
     async def _body(self, length: str | None, receive: Receive, held: contextlib.ExitStack) -> bytes:
-        """Return the body of a request. held: gives its bytes back to the limit of all bodies."""
+        """Return the body of a request. held: has its bytes of the limit of all bodies."""
         service, parts, size, more = self._service, list[bytes](), 0, True
         if length is not None and int(length) > service.body:
             raise RequestError("too-large", f"a body of {length} bytes is over the limit of {service.body:,}")
+        cycle = receive.__self__  # type: ignore[attr-defined]  # uvicorn's
+        if not cycle.more_body and len(cycle.body) < _SMALL:  # it is all there, as most are
+            service.hold(len(cycle.body), held)
+            return bytes(cycle.body)
         try:
-            whole = not receive.__self__.more_body  # type: ignore[attr-defined]  # uvicorn's
-            async with asyncio.timeout(None if whole else service.options.timeout):
+            async with asyncio.timeout(service.options.timeout if cycle.more_body else None):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -232,8 +242,7 @@ async def _write(cycle: Any, status: int, headers: Iterable[tuple[bytes, bytes]]
     if cycle.disconnected:
         return
     cycle.keep_alive &= not closes
-    lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
-    lines += [b"%s: %s" % header for header in (*cycle.default_headers, *headers)]
+    lines = [_FIRST_LINES[status], *map(b": ".join, cycle.default_headers), *map(b": ".join, headers)]
     lines += [] if cycle.keep_alive else [b"connection: close"]
     head = b"\r\n".join([*lines, b"", b""])
     # Not `writelines`: before Python 3.14 it never drops an empty part (gh-155888), and some releases of 3.12 and

@@ -47,6 +47,8 @@ def flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def step_of(parameters: Mapping[str, Any]) -> Step | None:
     """Read the parameters of a request; None: it is in no sequence. Raises RequestError ("request")."""
+    if parameters.keys().isdisjoint(PARAMETERS):
+        return None
     given = parameters.get("sequence_id", 0)
     if type(given) not in (int, str) or len(str(given)) > _LONGEST:
         what = f"sequence_id is {strict_json.shown(repr(given))}; expected a whole number or a short string"

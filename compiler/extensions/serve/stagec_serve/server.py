@@ -211,6 +211,7 @@ async def serve(
             address, stops = await rpc.start(grpc, tls), [rpc.stop]
         server = _Server(config, service, stops)
         application.crowded = lambda: len(server.server_state.connections) > options.connections
+        application.is_alone = lambda: len(server.server_state.tasks) == 1
         if probes:
             run = functools.partial(asyncio.run, probe(service, probes, options))
             threading.Thread(target=run, name="stagec-probes", daemon=True).start()

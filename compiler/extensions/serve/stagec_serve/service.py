@@ -254,8 +254,11 @@ class Service:
         old.leave(0)
 
     def _offer(self) -> None:
-        models = (batcher.model for batcher in self.repository.batchers.values())
+        batchers = self.repository.batchers
+        models = (batcher.model for batcher in batchers.values())
         self.metrics.offered((m.name, m.version, m.digest, m.target, m.kind) for m in models)
+        for name, batcher in batchers.items():
+            self.metrics.waiting.labels(name).set_function(functools.partial(getattr, batcher, "waiting"))
 
     @contextlib.contextmanager
     def counted(self, name: str, version: str | None) -> Iterator[Repository]:
@@ -297,12 +300,13 @@ class Service:
         held: contextlib.ExitStack,
         read: Callable[[InterfaceOf], Request],
         write: Callable[[Model, Request, Any], Answer],
+        is_alone: bool = False,
     ) -> Answer:
         """Return the output of `write` for a request's results.
 
         name, repository: of its model. size: bytes of the request, which `read` reads. held: as of `hold`; work that
-        outlives this keeps it. Raises RequestError ("timeout"), and the errors of these functions, `Sequences.begin`
-        and `Batcher.call`.
+        outlives this keeps it. is_alone: as of `Batcher.call`. Raises RequestError ("timeout"), and the errors of these
+        functions, `Sequences.begin` and `Batcher.call`.
         """
         seconds, now, metrics = self.options.timeout, asyncio.get_running_loop().time, self.metrics
 
@@ -321,9 +325,11 @@ class Service:
                 owner, step, begin = self._living(name, repository, request.step), request.step, None
                 batcher = owner.batchers[name]
                 model = batcher.model
+                if now() >= (limit.when() or 0):  # a call that nobody waits for lets no timer run
+                    raise TimeoutError
                 if step is not None:
                     begin = functools.partial(self._sequences.begin, model, step, owner)
-                results = await batcher.call(request.arrays, begin, model, held, request.priority)
+                results = await batcher.call(request.arrays, begin, model, held, request.priority, is_alone)
                 size, began = sum(array.nbytes for array in results), now()
                 answer = await maybe_in_thread(size, held, lambda: write(model, request, results))
                 metrics.took(name, "compute_output", now() - began)

@@ -56,13 +56,11 @@ class Tensor(NamedTuple):
         """
         if datatype != self.datatype:
             raise self._wrong(f"datatype is {_shown(datatype)}; expected {self.datatype}")
-        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        if not isinstance(shape, list) or not {*map(type, shape)} <= {int}:
             raise self._wrong(f"shape is {_shown(shape)}; expected a list of whole numbers")
-        fits = len(shape) == len(self.aval.shape) and all(
-            0 <= size <= _LARGEST and (isinstance(dim, str) or size == dim)
-            for dim, size in zip(self.aval.shape, shape, strict=True)
-        )
-        if not fits:
+        own = self.aval.shape
+        wrong = [dim for dim, size in zip(own, shape, strict=False) if size != dim and not isinstance(dim, str)]
+        if wrong or len(shape) != len(own) or (shape and not 0 <= min(shape) <= max(shape) <= _LARGEST):
             raise self._wrong(f"shape is {_shown(shape)}; expected {self.aval}")
         return tuple(shape)
 

@@ -257,16 +257,17 @@ def threads(*targets: Callable[[], None]) -> Iterator[None]:
 
 
 class Clients:
-    """Threads that ask without a pause, JSON and bytes in turn, while a block runs.
+    """Threads that ask, JSON and bytes in turn, while a block runs.
 
     answered: how many have each status; "refused" where nobody listened, "lost" where a request that was sent had no
     answer. seen: the bytes of results.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, pause: float = 0) -> None:
+        """pause: seconds between two requests of a client."""
         self.answered: Counter[object] = Counter()
         self.seen: set[bytes] = set()
-        self._server, self._ended = server, threading.Event()
+        self._server, self._pause, self._ended = server, pause, threading.Event()
         self._asking = threads(*[lambda turn=turn: self._ask(turn) for turn in range(CLIENTS)])
 
     def __enter__(self) -> Self:
@@ -279,7 +280,7 @@ class Clients:
 
     def _ask(self, turn: int) -> None:
         connection = None
-        while not self._ended.is_set():
+        while not self._ended.wait(self._pause):
             turn += 1
             if connection is None:
                 connection = http.client.HTTPConnection(self._server.host, self._server.port, timeout=60)

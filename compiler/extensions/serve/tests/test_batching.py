@@ -80,7 +80,7 @@ def test_a_request_that_comes_alone_waits_for_nobody(
 
     async def together(batcher: Batcher) -> None:
         first = asyncio.create_task(batcher.call(rows(8)))
-        while not quick and (batcher._waiting or not batcher._running):
+        while not quick and (batcher.waiting or not batcher._running):
             await asyncio.sleep(0)
         # While it runs, these wait for each other; if it is quick, all three do.
         await asyncio.gather(first, batcher.call(rows(3)), batcher.call(rows(4)))
@@ -164,7 +164,7 @@ def test_a_large_request_lets_others_in(models: dict[str, Model]) -> None:
     async def work(batcher: Batcher) -> None:
         large = asyncio.create_task(batcher.call(rows(32 * 100)))
         await asyncio.sleep(0)
-        assert batcher._waiting == 4
+        assert batcher.waiting == 4
         await batcher.call(rows(1))
         assert not large.done()
         _, logits = await large
@@ -191,11 +191,11 @@ def test_a_cancelled_request_leaves_the_queue(models: dict[str, Model]) -> None:
     async def work(batcher: Batcher) -> None:
         tasks = [asyncio.create_task(batcher.call(rows(count))) for count in (1, 20, 10)]
         await asyncio.sleep(0)
-        assert batcher._waiting == 3
+        assert batcher.waiting == 3
         tasks[1].cancel()
         tasks[2].cancel()
         await asyncio.wait(tasks[1:])
-        assert (batcher._waiting, tasks[0].done()) == (1, False)
+        assert (batcher.waiting, tasks[0].done()) == (1, False)
         await tasks[0]
 
     assert dict(run(models["predict"], work, delay=0.5)) == {"batch = 1": "1.0"}

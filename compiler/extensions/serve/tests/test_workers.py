@@ -114,7 +114,7 @@ def test_metrics_are_summed() -> None:
     first, second = Metrics(), Metrics()
     for metrics, count in ((first, 2), (second, 3)):
         for _ in range(count):
-            metrics.ran("m", {"batch": 8}, 5, 0.25)
+            metrics.ran("m", "batch = 8", 5, 0.25)
         metrics.waiting.labels("m").set(count)
         metrics.loads.labels("loaded").inc()
         metrics.offered([("m", "1", "d", "cpu", "executable")])
