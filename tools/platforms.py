@@ -65,7 +65,7 @@ def text() -> str:
         mnemonics.append(f'    "{name}": "StagecCompile{name.capitalize() if platform.plugins else ""}",')
     amd = [f'    "{name}",' for name in tomllib.loads((ROOT / "manifests" / "targets" / "amd.toml").read_text("utf-8"))]
     files = [Path(file) for module, file in planning().items() if module.split(".")[0] == "stagec"]
-    sources = {file.relative_to(COMPILER).as_posix() for file in files} | {"stagec/__main__.py"}
+    sources = {file.relative_to(COMPILER).as_posix() for file in files} | {"stagec/__main__.py", "stagec/releases.toml"}
     for name, platform in platforms.items():  # a manifest that names no such target imports no module of it
         sources |= {f"stagec/{part}/{name}.py" for part in ("hardware", "manifest")}
         sources.add(f"stagec/targets/{platform.catalog}")

@@ -61,7 +61,7 @@ def test_the_tool_writes_the_row_of_a_new_release(tmp_path: Path, monkeypatch: p
     for version in ("0.13.0", "0.10.1"):  # the second is there
         known_builds_tool.write_release(version, known_builds_tool.released(tmp_path / "jaxlib.whl"), "1.23.0")
     monkeypatch.setattr(releases, "known", releases.known.__wrapped__)
-    assert releases.known() == {**before, "0.13.0": Release("2027-01-09", "1.23.0")}
+    assert releases.known() == {**before, "0.13.0": Release("2027-01-09", stablehlo="1.23.0")}
 
 
 def test_a_wheel_is_tried_without_a_row_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,10 @@ def of_export(
     spec: the function's spec. stablehlo: the module. avals: path of the argument -> aval.
     versions: of jax, jaxlib, stagec, python, and of the packages that tracing imported.
     """
-    # Devices change none of its bytes, plugins have versions, and the entry shows the frontend.
+    # Devices change none of its bytes, plugins have versions, and the entry shows the frontend, the source its StableHLO.
     shown_otherwise = (
         *("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins"),
-        *("frontend", "environment"),
+        *("frontend", "environment", "stablehlo"),
     )
     # A row for each argument: a reader wants to know which of hundreds has changed.
     values: dict[str, object] = {f"aval {path}": aval for path, aval in avals.items()}

@@ -17,16 +17,16 @@ The file itself is here: an action in a worker sees the folders of stagec, and n
 class Release(NamedTuple):
     """A release.
 
-    day: YYYY-MM-DD; "" for a release that has no row. stablehlo: the newest version of StableHLO that its jaxlib reads,
-    such as 1.17.0; "": not known. wheels: version of a plugin's wheel, or a prefix of it, by the wheel's name. kernels:
-    XLA's version number for making kernels; None: not known. defects: issues about its XLA:CPU.
+    day: YYYY-MM-DD; "" for a release that has no row. wheels: version of a plugin's wheel, or a prefix of it, by the
+    wheel's name. kernels: XLA's version number for making kernels; None: not known. defects: issues about its XLA:CPU.
+    stablehlo: the newest version of StableHLO that its jaxlib reads, such as 1.17.0; "": not known.
     """
 
     day: str
-    stablehlo: str = ""
     wheels: Mapping[str, str] = {}
     kernels: int | None = None
     defects: Sequence[str] = ()
+    stablehlo: str = ""
 
 
 @functools.cache
