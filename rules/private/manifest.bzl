@@ -300,7 +300,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         )
     for writer in {one.writer.name: one.writer for one in crossing}.values():
         aot_results(
-            name = writer.name + ".results",
+            name = "%s.results" % writer.name,
             executable = ":" + writer.name,
             environment = writer.environment,
             **dict(common, exec_properties = writer.exec_properties or common.get("exec_properties") or {})
@@ -309,7 +309,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         aot_crossing(
             name = one.name,
             executable = ":" + one.writer.name,
-            results = ":" + one.writer.name + ".results",
+            results = ":%s.results" % one.writer.name,
             environment = one.environment,
             **dict(common, exec_properties = one.exec_properties or common.get("exec_properties") or {})
         )

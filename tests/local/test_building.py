@@ -761,7 +761,7 @@ except StagecError as error:
         ("site-packages/a/b.py", "cannot be read: Permission denied"),
         ("site-packages/a/c", "cannot be read: Permission denied"),
         ("site-packages", "cannot be read: Permission denied"),
-        ("site-packages/a-1.dist-info/RECORD", "it is no list of files: 'utf-8' codec can't decode byte 0xff in"),
+        ("site-packages/a-1.dist-info/RECORD", "it does not list files: 'utf-8' codec can't decode byte 0xff in"),
     ],
 )
 def test_packages_that_cannot_be_read_are_named(name: str, told: str, tmp_path: Path) -> None:

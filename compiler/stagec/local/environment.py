@@ -131,7 +131,7 @@ def _listed(record: str) -> str:
     wheel is installed elsewhere: scripts, which have the path of Python, .pth files, which may have that of a checkout,
     and what installers say of themselves.
     """
-    with blaming(record, "install the package again", "it is no list of files: ", of=(ValueError, csv.Error)):
+    with blaming(record, "install the package again", "it does not list files: ", of=(ValueError, csv.Error)):
         rows = [row for row in csv.reader(Path(record).read_text("utf-8").splitlines()) if row]
     own = [
         row for row in rows if not row[0].startswith(("/", "..")) and row[0].rpartition("/")[2] not in _OF_INSTALLERS
