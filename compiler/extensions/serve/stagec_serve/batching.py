@@ -164,8 +164,7 @@ class Batcher:
 
     def _item(self, model: Model, arrays: Arrays, turn: Turn | None, priority: int) -> _Waiting:
         loop = asyncio.get_running_loop()
-        count = model.count(arrays)
-        return _Waiting(arrays, count, loop.time(), loop.create_future(), turn, priority or 2**63)
+        return _Waiting(arrays, model.count(arrays), loop.time(), loop.create_future(), turn, priority or 2**63)
 
     def _enter(self, model: Model, item: _Waiting) -> None:
         kind = model, tuple(array.shape[1:] for array in item.arrays) if model.rows else None

@@ -103,8 +103,7 @@ def request_of(
         shape = of[name].checked_shape(each["shape"], each["datatype"])
         given = known_parameters(name, each.get("parameters", {}), strict, "binary_data_size")
         arrays[name] = values(each, given, of[name], shape)
-    if len(arrays) < len(of):
-        missing = next(name for name in of if name not in arrays)
+    if missing := next((name for name in of if name not in arrays), ""):
         raise RequestError("request", f"{missing} is missing; the inputs are {', '.join(of)}")
     numbers = {tensor.name: number for number, tensor in enumerate(outputs)}
     chosen: dict[str, bool] = {}

@@ -11,7 +11,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import TextIO
 
@@ -130,10 +130,10 @@ def note(**fields: object) -> None:
 
 
 @contextlib.contextmanager
-def request(what: str, client: str | Iterable[object], headers: Mapping[str, str]) -> Iterator[str]:
+def request(what: str, client: str, headers: Mapping[str, str]) -> Iterator[str]:
     """Log a line when a block ends; yield the id of the request, "" if it has none.
 
-    what: method and path. client: its address, or the parts of it. headers: with names in lower case.
+    what: method and path. client: its address. headers: with names in lower case.
     """
     given = headers.get("x-request-id", "")[:_LONGEST]
     given = given if given.isascii() and given.isprintable() else ""
@@ -142,8 +142,7 @@ def request(what: str, client: str | Iterable[object], headers: Mapping[str, str
         return
     began, request_id = time.monotonic(), given or os.urandom(8).hex()
     trace = re.match(r"[0-9a-f]{2}-([0-9a-f]{32})-", headers.get("traceparent", ""))
-    address = client if isinstance(client, str) else ":".join(map(str, client))
-    noted: dict[str, object] = {"client": address, "request_id": request_id, "trace": trace and trace[1]}
+    noted: dict[str, object] = {"client": client, "request_id": request_id, "trace": trace and trace[1]}
     token = _noted.set(noted)
     try:
         yield request_id

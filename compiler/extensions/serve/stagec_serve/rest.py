@@ -60,9 +60,9 @@ class Probes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        method, closes = scope["method"], self._state.ending
+        client, method, closes = ":".join(map(str, scope["client"] or ())), scope["method"], self._state.ending
         cycle = send.__self__  # type: ignore[attr-defined]  # uvicorn's
-        with logs.request(f"{method} {scope['path']}", scope["client"] or (), headers) as request_id:
+        with logs.request(f"{method} {scope['path']}", client, headers) as request_id:
             try:
                 if sum(map(len, itertools.chain.from_iterable(scope["headers"]))) > MOST_HEADERS:
                     raise RequestError("headers", f"the headers are over the limit of {MOST_HEADERS:,} bytes")

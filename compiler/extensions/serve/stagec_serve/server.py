@@ -28,6 +28,7 @@ from stagec.core.messages.errors import StagecError, mistake
 from stagec.core.messages.refusal import Refusal
 from stagec.loader.bundle import Bundle
 from stagec.loader.selection import Policy
+from stagec.pjrt import clients
 from stagec_serve.batching import Batcher
 from stagec_serve.metrics import Metrics
 from stagec_serve.model import Model
@@ -193,6 +194,8 @@ async def serve(
 
         def repository() -> Repository:
             began = time.monotonic()
+            # Who calls waits for the result: another thread for the call would take as much CPU time as a small call.
+            clients.cpu_client(1, asynchronous=False)
             loaded, models = load(service.tell)
             metrics.load_seconds.set(time.monotonic() - began)
             more = delay, options.queue, free, threads, metrics

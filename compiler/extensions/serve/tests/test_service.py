@@ -1,6 +1,8 @@
 """Models that change while a server runs: another bundle in the file's place, and clients that load and unload."""
 
 import argparse
+import asyncio
+import contextlib
 import json
 import os
 import re
@@ -14,7 +16,6 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from asyncio import Semaphore
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,7 +42,7 @@ from stagec_serve.metrics import Metrics
 from stagec_serve.model import Model
 from stagec_serve.repository import Repository
 from stagec_serve.sequences import Sequences
-from stagec_serve.service import Service
+from stagec_serve.service import Service, maybe_in_thread
 from tests.bundles import edited_index, only
 
 
@@ -266,7 +267,27 @@ def test_an_error_of_ours_counts_as_one(models: dict[str, Model]) -> None:
     service = Service(metrics, options, Repository, Sequences(1, 1, metrics))
     service.loading = ""
     with ThreadPoolExecutor(1) as threads:
-        service.repository.batchers = {"predict": Batcher(models["predict"], None, 1, Semaphore(), threads, metrics)}
+        service.repository.batchers = {
+            "predict": Batcher(models["predict"], None, 1, asyncio.Semaphore(), threads, metrics)
+        }
     with pytest.raises(ZeroDivisionError), service.counted("predict", None):
         1 / 0  # noqa: B018
     assert 'stagec_requests_total{model="predict",status="500"} 1.0' in metrics.as_text().decode()
+
+
+def test_work_that_outlives_its_request_is_counted() -> None:
+    async def work() -> None:
+        ending, given_back, held = threading.Event(), asyncio.Event(), contextlib.ExitStack()
+        held.callback(given_back.set)
+        request = asyncio.create_task(maybe_in_thread(2**20, held, ending.wait))
+        await asyncio.sleep(0.05)
+        request.cancel()
+        with held, contextlib.suppress(asyncio.CancelledError):
+            await request
+        assert request.cancelled()
+        assert not given_back.is_set()
+        ending.set()
+        async with asyncio.timeout(60):
+            await given_back.wait()
+
+    asyncio.run(work())

@@ -67,7 +67,6 @@ def run(options: Options) -> None:
     from pathlib import Path
 
     from stagec.loader.load import load
-    from stagec.pjrt import clients
     from stagec_serve import logs, server
     from stagec_serve.repository import Repository
     from stagec_serve.trust import identity
@@ -106,8 +105,6 @@ def run(options: Options) -> None:
 
     def opened(tell: server.Tell) -> tuple[Repository, Mapping[str, Model]]:
         tell(f"{options.bundle} is read")
-        # Who calls waits for the result: another thread for the call would take as much CPU time as a small call.
-        clients.cpu_client(1, asynchronous=False)
         bundle = load(options.bundle, options.target, policy=options.policy, keys=keys, weights=options.weights)
         models, left_out = server.models_of(bundle, options.gather, options.policy, tell, count > 1)
         repository = Repository(bundle, left_out, options.weights or Path(options.bundle).parent, keys)
