@@ -56,7 +56,7 @@ def of_export(
     spec: the function's spec. stablehlo: the module. avals: path of the argument -> aval.
     versions: of jax, jaxlib, stagec, python, and of the packages that tracing imported.
     """
-    # Devices change none of its bytes, plugins have versions, the entry shows the frontend, and the source its StableHLO.
+    # Devices change none of its bytes, plugins have versions, the entry shows the frontend, the source its StableHLO.
     shown_otherwise = (
         *("name", "manifest", "args", "kwargs", "avals", "static", "enable_x64", "golden", "devices", "plugins"),
         *("frontend", "environment", "stablehlo"),
