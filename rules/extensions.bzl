@@ -83,7 +83,7 @@ _PLUGINS = {
         doc = "A lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you use " +
               "another jaxlib. For CUDA 12, see docs/accelerators.md.",
     ),
-    "rocm_lock": attr.label(doc = "A lock with jax-rocm7-pjrt and jax-rocm7-plugin, if you use another jaxlib."),
+    "rocm_lock": attr.label(doc = "A lock with jax-rocm7-pjrt and jax-rocm7-plugin, or ROCm 10's, if you use another jaxlib."),
 }
 
 _ENVIRONMENTS = {

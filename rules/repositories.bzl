@@ -41,7 +41,7 @@ def stagec_repositories(
       tpu_lock: label of a lock with only libtpu, if you use another jaxlib.
       cuda_lock: label of a lock with jax-cuda13-pjrt, jax-cuda13-plugin, absl-py, nvidia-cuda-nvcc and nvidia-nvvm, if you
         use another jaxlib. For CUDA 12, see docs/accelerators.md.
-      rocm_lock: label of a lock with jax-rocm7-pjrt and jax-rocm7-plugin, if you use another jaxlib.
+      rocm_lock: label of a lock with jax-rocm7-pjrt and jax-rocm7-plugin, or ROCm 10's, if you use another jaxlib.
       interpreter: absolute path of the Python that actions run, if it differs from the one that installs the packages,
         such as that of an execution image. This machine need not have it.
       interpreter_version: its version, such as 3.11.9. Actions compare it with the version of their Python.

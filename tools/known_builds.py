@@ -239,8 +239,8 @@ def needed(row: Build) -> Iterator[str]:
     if PLATFORMS[package(row)] == "cuda":
         yield from (f"jaxlib=={row.version}", f"{package(row).removesuffix('-pjrt')}-plugin=={row.version}")
         yield from (f"{name}=={fits}" for name, fits in nvidia.TOOLKITS[package(row)].wheels.items())
-    if package(row) == "jax-rocm7-pjrt":
-        yield from (f"jaxlib=={row.version}", f"jax-rocm7-plugin=={row.version}")
+    if PLATFORMS[package(row)] == "rocm":
+        yield from (f"jaxlib=={row.version}", f"{package(row).removesuffix('-pjrt')}-plugin=={row.version}")
     if package(row) == "libtpu":
         of_jaxlib = {jaxlib: release.wheels.get("libtpu", "") for jaxlib, release in releases.known().items()}
         fits = [jaxlib for jaxlib, libtpu in of_jaxlib.items() if libtpu and f"{row.version}.".startswith(f"{libtpu}.")]

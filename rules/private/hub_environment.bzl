@@ -10,7 +10,7 @@ load("//rules/private:python_library.bzl", "python_imports", "sources_of")
 _REPOSITORIES = {
     "": ("stagec_python", ["flatbuffers", "jaxlib", "numpy", "pydantic"]),
     "cuda": ("stagec_cuda", ["jax-cuda13-pjrt|jax-cuda12-pjrt", "jax-cuda13-plugin|jax-cuda12-plugin"]),
-    "rocm": ("stagec_rocm", ["jax-rocm7-pjrt", "jax-rocm7-plugin"]),
+    "rocm": ("stagec_rocm", ["jax-rocm7-pjrt|jax-rocm10-pjrt", "jax-rocm7-plugin|jax-rocm10-plugin"]),
     "tpu": ("stagec_tpu", ["libtpu"]),
 }
 

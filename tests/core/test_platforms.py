@@ -30,24 +30,31 @@ def test_planning_imports_nothing_heavy() -> None:
     assert {"jax", "jaxlib", "numpy"}.isdisjoint(name.split(".")[0] for name in platforms.planning())
 
 
-@pytest.mark.skipif(packages.folder("jax_plugins.xla_cuda13") is not None, reason="jax-cuda13-pjrt is installed")
-def test_the_plugin_that_is_installed_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That for CUDA 13, if none is."""
+@pytest.mark.skipif(packages.folder("jax_plugins") is not None, reason="a plugin is installed")
+@pytest.mark.parametrize(("platform", "usual", "other"), [("cuda", 13, 12), ("rocm", 7, 10)])
+def test_the_plugin_that_is_installed_counts(
+    platform: str, usual: int, other: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual one, if none is."""
 
     def distribution() -> str:
-        plugin = PLATFORMS["cuda"].plugin
+        plugin = PLATFORMS[platform].plugin
         assert plugin is not None
         return plugin.distribution
 
-    assert distribution() == "jax-cuda13-pjrt"
-    package = tmp_path / "jax_plugins" / "xla_cuda12"
+    assert distribution() == f"jax-{platform}{usual}-pjrt"
+    package = tmp_path / "jax_plugins" / f"xla_{platform}{other}"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
-    assert distribution() == "jax-cuda12-pjrt"
-    assert known_builds.package_of(package / "xla_cuda_plugin.so") == "jax-cuda12-pjrt"
-    assert known_builds.package_of(package.with_name("xla_cuda13") / "xla_cuda_plugin.so") == "jax-cuda13-pjrt"
+    assert distribution() == f"jax-{platform}{other}-pjrt"
+    library = package / f"xla_{platform}_plugin.so"
+    assert known_builds.package_of(library) == f"jax-{platform}{other}-pjrt"
+    assert (
+        known_builds.package_of(package.with_name(f"xla_{platform}{usual}") / library.name)
+        == f"jax-{platform}{usual}-pjrt"
+    )
 
 
 @pytest.mark.parametrize("name", PLATFORMS)

@@ -107,11 +107,12 @@ PLATFORMS: Mapping[str, Platform] = {
             [
                 Plugin(
                     platform="rocm",
-                    package="jax_plugins.xla_rocm7",
+                    package=f"jax_plugins.xla_rocm{release}",
                     library="xla_rocm_plugin.so",
-                    distribution="jax-rocm7-pjrt",
-                    kernels="jax-rocm7-plugin",
+                    distribution=f"jax-rocm{release}-pjrt",
+                    kernels=f"jax-rocm{release}-plugin",
                 )
+                for release in (7, 10)
             ],
             nodes=("kfd",),
             compiler="gpu",
