@@ -158,7 +158,7 @@ PACKAGES: Mapping[str, Package] = {
     # Extensions: nothing above imports them.
     "stagec_serve.commands": _package(
         "`stagec serve`",
-        "cli core loader pjrt stagec_serve",
+        "cli core loader stagec_serve",
     ),
     "stagec_serve": _package(
         "a server of bundles: the Open Inference Protocol v2 over HTTP, and batches that fill buckets",
