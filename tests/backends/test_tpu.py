@@ -338,7 +338,7 @@ def test_a_plugin_without_a_known_build_for_this_jaxlib(monkeypatch: pytest.Monk
     with pytest.raises(CannotCompile) as caught:
         plugins.load(plugins.of("rocm"))
     assert str(caught.value) == "jax-rocm7-pjrt 0.10.2 is not for jaxlib 0.12.0.1"
-    known = " or ".join(row.version for row in known_builds.rows() if row.library == "xla_rocm_plugin.so")
+    known = " or ".join(row.version for row in known_builds.rows() if known_builds.wheel(row) == "jax-rocm7-pjrt")
     assert known.startswith("0.10.2 or ")
     assert caught.value.write == (
         f"of jax-rocm7-pjrt, stagec knows {known}: lock jax and jaxlib {known} (docs/accelerators.md)"
