@@ -22,6 +22,9 @@ make_context = dialects.make_context
 _VERSION = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
 """The version of a portable artifact, which follows MLIR's magic number (https://openxla.org/stablehlo/bytecode)."""
 
+_REFUSED = re.compile(r'explicitly marked illegal: [^"\n]*"(vhlo\.\w+)"[^\n]* : (\([^\n]*)')
+"""What MLIR says of an operation that has no form in the version asked for."""
+
 
 @contextlib.contextmanager
 def context() -> Iterator[ir.Context]:
@@ -59,7 +62,7 @@ def not_newer(artifact: bytes, version: str) -> bytes:
     """Return a portable artifact in this version of StableHLO; one that is not newer, as it is.
 
     JAX writes what a jaxlib of four weeks before reads, and an older one refuses that.
-    Raises ValueError if its operations have no form in that version.
+    Raises ValueError for an operation that has no form in that version: it names the operation and its types.
     """
     made = _VERSION.match(artifact)
     if made is None or _numbers(made[1].decode()) <= _numbers(version):
@@ -69,7 +72,8 @@ def not_newer(artifact: bytes, version: str) -> bytes:
         try:
             return bytes(_jax.mlir.serialize_portable_artifact(module, version, True))
         except Exception as error:  # jaxlib raises ValueError, RuntimeError or MLIRError, by version
-            raise ValueError(str(error)) from error
+            refused = _REFUSED.search(str(error))
+            raise ValueError(f"{refused[1]} of {refused[2]}" if refused else str(error)) from error
 
 
 def _numbers(version: str) -> list[int]:

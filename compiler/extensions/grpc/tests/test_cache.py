@@ -155,7 +155,7 @@ def server(store: Store) -> Iterator[Server]:
 
 
 def _send(url: str, store: Store) -> str:
-    """Send what the store has; return what is told."""
+    """Send what the store has; return what a user reads of it."""
     with Remote(url, store) as cache:
         cache.keep(KEY, store.find(KEY)[0], reads_sources=True)
     return cache.said
@@ -270,7 +270,7 @@ OF_STREAMS: dict[str, tuple[Fault, str]] = {
 
 
 def _left_out(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is told of a server that cannot be used: it costs a moment, and leaves nothing."""
+    """What a user reads of a server that cannot be used: it costs a moment, and leaves nothing."""
     monkeypatch.setattr(remote, "_PATIENCE", 0.5)
     monkeypatch.setattr(remote, "_RATE", 1 << 20)
     started = time.monotonic()

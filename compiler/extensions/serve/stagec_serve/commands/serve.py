@@ -142,7 +142,7 @@ def run(options: Options) -> None:
         if probing:
             probing.cancel()
 
-    gc.freeze()  # what is imported stays, and no collection looks at it again: that took a twentieth of the CPU time
+    gc.freeze()  # what is imported stays: no collection has to look at it again
     if count == 1:
         work(0)
     else:
