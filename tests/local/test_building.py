@@ -748,8 +748,12 @@ import os, sys
 from stagec.core.messages.errors import StagecError
 from stagec.local import environment
 from stagec.local.store import Store
+digests = Store(environment.Path(sys.argv[2])).digests("of-a-test")
+environment.facts([], digests)  # it imports what it needs: another user may not read the tests' own files
+if number := int(sys.argv[3]):
+    os.setuid(number)
 try:
-    environment.facts([sys.argv[1]], Store(environment.Path(sys.argv[2])).digests("of-a-test"))
+    environment.facts([sys.argv[1]], digests)
 except StagecError as error:
     print(error)
 """
@@ -775,8 +779,15 @@ def test_packages_that_cannot_be_read_are_named(name: str, told: str, tmp_path: 
                 os.chown(path, user.number, user.number)
         if told.endswith("denied"):
             Path(folder, name).chmod(0)
-        command = [user.python, "-c", UNREADABLE, f"{folder}/site-packages", f"{folder}/store"]
-        done = subprocess.run(command, env=action_environment(), user=user.number, capture_output=True, text=True)
+        command = [
+            sys.executable,
+            "-c",
+            UNREADABLE,
+            f"{folder}/site-packages",
+            f"{folder}/store",
+            str(user.number or 0),
+        ]
+        done = subprocess.run(command, env=action_environment(), capture_output=True, text=True)
         Path(folder, name).chmod(0o755)
     assert done.stdout.startswith(f"{folder}/{name}: {told}"), done.stderr
 
