@@ -19,6 +19,7 @@ import stagec
 from stagec.bundle.additions import bases
 from stagec.bundle.archive import Archive, pieces
 from stagec.bundle.index import key_of
+from stagec.core.builds import releases
 from stagec.trust.verification import verify
 from tests.building import ROOT, checked
 from tests.bundles import edited, whole_index, with_index
@@ -138,10 +139,10 @@ aot_signing(
 class Clone(NestedBazel):
     """A clone of the workspace, with an output base that no other has."""
 
-    def __init__(self, folder: Path, packages: Path) -> None:
+    def __init__(self, folder: Path, packages: Path, files: dict[str, str] = FILES) -> None:
         folder.mkdir()
         super().__init__(folder, folder / "workspace")
-        texts = workspace_files("fleet", ["older"]) | FILES
+        texts = workspace_files("fleet", ["older"]) | files
         for file, old, new in (
             ("WORKSPACE", '"//:older.lock"', '"//:older.lock", "exec_properties": {"Pool": "of older"}'),
             ("MODULE.bazel", '"//:older.lock"', '"//:older.lock", exec_properties = {"Pool": "of older"}'),
@@ -386,3 +387,30 @@ def test_a_release_without_wheels_for_this_python(clone: Clone) -> None:
         "on this machine:\n"
         '  interpreter = "/opt/python3.12/bin/python3.12", interpreter_version = "3.12.1", beside this lock\n'
     ) in done.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the newest JAX has no wheels for this Python")
+def test_the_lock_may_have_the_newest_jax(folder: Path) -> None:
+    """What it exports is in the StableHLO that the oldest jaxlib reads, so both run it, each what it compiled."""
+    lock = (ROOT / "tests" / "newest.lock").read_text()
+    newest = re.search(r"^jaxlib==(\S+)", lock, re.MULTILINE)[1]  # type: ignore[index]
+    manifest = MANIFEST.replace(OWN, newest)
+    clone = Clone(folder / "newest", folder / "environment", FILES | {"models/models.toml": manifest})
+    (clone.root / "newest.lock").write_text(lock)
+    (clone.root / "BUILD").write_text('exports_files(["newest.lock", "older.lock"])\n')
+    for file in ("WORKSPACE", "MODULE.bazel"):
+        text = (clone.root / file).read_text()
+        (clone.root / file).write_text(text.replace("@stagec//compiler:requirements.lock", "//:newest.lock"))
+    clone.options = [option for option in clone.options if "stagec_python" not in option]
+    try:
+        clone.succeed("test", "//models:models.golden_test", f"//models:models.golden_test.jaxlib-{OLDER}")
+        clone.succeed("build", "//models")
+        for name, release in (("stagec_python", newest), ("older", OLDER)):
+            said, _ = clone.succeed("run", f"//models:compare_{name}")
+            assert json.loads(said)["jaxlib"] == release
+    finally:
+        clone.run("shutdown")
+    archive = Archive(clone.outputs / "models.aot")
+    members = b"".join(archive[f"{name}.exported"] for name in ("predict", "retired", "step"))
+    versions = re.findall(rb"StableHLO_v(\d+\.\d+\.\d+)", members)
+    assert versions == [releases.known()[OLDER].stablehlo.encode()] * 3

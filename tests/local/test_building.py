@@ -309,6 +309,32 @@ def test_what_a_bundle_was_built_from(built: Workspace, tmp_path: Path) -> None:
     assert (moved.root / "m.intoto.json").read_text() == text
 
 
+def test_what_no_list_of_a_package_has_is_in_the_statement(tmp_path: Path) -> None:
+    """A folder of somebody's own on PYTHONPATH; and in the SBOM."""
+    made = Workspace(
+        tmp_path, {**SOURCES, "models/f.py": "import helper\n\ndef double(x):\n    return helper.double(x)\n"}
+    )
+    folder, statement, bill = tmp_path / "vendored", made.root / "m.intoto.json", made.root / "m.sbom.json"
+    made.environment["PYTHONPATH"] = f"{made.environment['PYTHONPATH']}:{folder}"
+    digests = set()
+    for factor in (2, 3):
+        (folder / "own").mkdir(parents=True, exist_ok=True)
+        (folder / "own" / "__init__.py").write_text("")
+        (folder / "helper.py").write_text(f"def double(x):\n    return x * {factor}\n")
+        assert "action export m.double" in made.build("--statement", "m.intoto.json", "--sbom", "m.sbom.json")
+        resolved = json.loads(statement.read_text())["predicate"]["buildDefinition"]["resolvedDependencies"]
+        named = {one["name"]: one for one in resolved if one.get("uri", "").startswith("pkg:generic/")}
+        assert {name: one["uri"] for name, one in named.items()} == {
+            "helper.py": "pkg:generic/helper.py",
+            "own": "pkg:generic/own",
+        }
+        digests.add(named["helper.py"]["digest"]["sha256"])
+        components = {one["name"]: one for one in json.loads(bill.read_text())["components"]}
+        assert components["own"]["properties"] == [{"name": "stagec:installed", "value": "own"}]
+        assert "version" not in components["own"]
+    assert len(digests) == 2
+
+
 def test_lists_of_packages_that_are_not_those_of_the_build(built: Workspace) -> None:
     wheel = {"name": "jax", "version": "0.0.1", "filename": "jax.whl", "sha256": "0" * 64}
     for name, python in (("other.json", "3.9.1"), ("old.json", platform.python_version())):
@@ -728,6 +754,8 @@ def test_the_packages_are_in_the_keys(tmp_path: Path, monkeypatch: pytest.Monkey
         path.write_text(texts[path].replace("1", "2", 1))
         seen.append(key())
     assert len({*seen}) == len(seen)
+    tops = environment.unlisted([str(installed), str(edited)], Store(tmp_path / "store").digests("of-a-test"))
+    assert sorted(tops) == ["b.py", "d.py", "shared", "without_metadata"]
     for name in names:  # of a list, the digests count
         (installed / name).write_text("A = 2")
     assert key() == seen[-1]

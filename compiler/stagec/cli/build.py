@@ -157,8 +157,9 @@ def _environments(options: Options, local: Local) -> list[Environment]:
     if problems:
         raise StagecError(*problems)
     listed = {known(wheel) for environment in environments for wheel in environment.wheels}
-    others = tuple(wheel for package, wheel in there.items() if package not in listed)
-    return [*environments, provenance.Environment(here, others)]
+    others = [wheel for package, wheel in there.items() if package not in listed]
+    others += [Wheel(name, "", name, digest) for name, digest in local.unlisted().items()]
+    return [*environments, provenance.Environment(here, tuple(others))]
 
 
 def _attest(options: Options, local: Local, output: str, sha256: str, environments: Sequence[Environment]) -> None:

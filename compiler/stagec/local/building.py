@@ -191,6 +191,16 @@ class Local:
 
         return list(filter(os.path.isfile, (f"{folder}/{HERE}" for folder in self.packages)))
 
+    def unlisted(self) -> dict[str, str]:
+        """Return what is in the folders of packages and of no package, by names, with digests (`environment.unlisted`).
+
+        Left out is what this build examined: `examined` has it.
+        """
+        from stagec.patches.known_builds import HERE
+
+        tops = environment.unlisted(self.packages, self._digests)
+        return {name: digest for name, digest in tops.items() if name != HERE}
+
     def depfile(self, output: str) -> str:
         """Return what the bundle depends on, as Make and Ninja read it. Paths are relative to this folder."""
         words = [os.path.relpath(path) for path in self.files()]

@@ -13,12 +13,12 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from stagec.core.builds import actions
+from stagec.core.builds import actions, extensions
 from stagec.core.messages.errors import blaming
 
 if TYPE_CHECKING:
@@ -78,10 +78,7 @@ def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
     ones; "python": its release, which matters to what runs a model. Raises StagecError for what cannot be read.
     """
     abi = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
-    content = []
-    for path in paths:
-        with blaming(path):
-            content.append(sorted(_contents(Path(path), digests)))
+    content = [sorted([*listed, *unlisted]) for listed, unlisted in (_contents(path, digests) for path in paths)]
     text = json.dumps([entries for entries in content if entries])
     return {
         "packages": hashlib.sha256(text.encode()).hexdigest(),
@@ -91,29 +88,54 @@ def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
     }
 
 
-def _contents(folder: Path, digests: Digests) -> Iterator[tuple[str, str]]:
-    """Yield what is in a folder of packages.
+def unlisted(paths: Sequence[str], digests: Digests) -> dict[str, str]:
+    """Return what no list of a package has of these folders, by the name at the top, with a digest of its sources.
+
+    Left out are the lists themselves, and stagec, which may be a checkout. Python imports the first of a name.
+    """
+    tops: dict[str, str] = {}
+    for path in paths:
+        rest = [] if _is_checkout(path) else sorted(_contents(path, digests)[1])
+        for top, files in itertools.groupby(rest, lambda entry: entry[0].partition("/")[0]):
+            if not top.endswith("-info") and top not in extensions.OURS:
+                tops.setdefault(top, hashlib.sha256(json.dumps([*files]).encode()).hexdigest())
+    return tops
+
+
+def _is_checkout(path: str) -> bool:
+    """Return whether a folder is stagec's, or an extension's, in a checkout."""
+    return os.path.isfile(f"{path}/pyproject.toml") and any(os.path.isdir(f"{path}/{name}") for name in extensions.OURS)
+
+
+def _contents(folder: str, digests: Digests) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return what is in a folder of packages: the lists of packages, and the files that no list has, with digests.
 
     Where pip installs, each package has a list of its files with their digests, which is believed. What no list has,
     such as a package without metadata or a checkout that is installed to be edited, is read. Of a folder that packages
     share (a namespace), that is each file that none of them lists. Actions read no .pth file: what a path in one names
     is a folder of packages itself.
     """
-    others, owned = [""], {"__pycache__"}
-    if folder.name in ("site-packages", "dist-packages"):
-        with os.scandir(folder) as entries:
-            others = [entry.name for entry in entries if not entry.name.endswith(".pth")]
-        for record in (f"{folder}/{name}/RECORD" for name in others if name.endswith(".dist-info")):
-            if os.path.isfile(record):
-                digest, *of_package = digests.of(record, _listed).split("\n")
-                yield os.path.basename(os.path.dirname(record)), digest
-                owned.update(of_package)
-    for name in (name for name in others if name not in owned):
+    with blaming(folder):
+        others, owned, listed = [""], {"__pycache__"}, []
+        if os.path.basename(folder) in ("site-packages", "dist-packages"):
+            with os.scandir(folder) as entries:
+                others = [entry.name for entry in entries if not entry.name.endswith(".pth")]
+            for record in (f"{folder}/{name}/RECORD" for name in others if name.endswith(".dist-info")):
+                if os.path.isfile(record):
+                    digest, *of_package = digests.of(record, _listed).split("\n")
+                    listed.append((os.path.basename(os.path.dirname(record)), digest))
+                    owned.update(of_package)
+        return listed, list(_rest(folder, (name for name in others if name not in owned), owned, digests))
+
+
+def _rest(folder: str, names: Iterable[str], owned: Collection[str], digests: Digests) -> Iterator[tuple[str, str]]:
+    """Yield the files of these names in a folder, or in folders of these names, that no package owns."""
+    for name in names:
         path = f"{folder}/{name}".rstrip("/")
         files = (f"{path}/{file}" for file in files_below(path, _READ, _fail)) if os.path.isdir(path) else [path]
         for file in (file for file in files if file.endswith(_READ)):
             relative = os.path.relpath(file, folder)
-            if owned.isdisjoint(_starts(relative)):
+            if not any(start in owned for start in _starts(relative)):
                 yield relative, digests.of(file)
 
 

@@ -41,7 +41,8 @@ class Wheel:
     """An installed package: name and version as in its lock, file name and SHA-256 (hex) of the wheel.
 
     For an emulator and the interpreter that it runs, a Debian package. For a package whose wheel nobody knows, the file
-    in site-packages that lists what is installed of it (`installed`).
+    in site-packages that lists what is installed of it (`installed`). For what no package lists, its own file or folder
+    there, with a digest of its sources; then the version is "".
     """
 
     name: str
@@ -57,6 +58,8 @@ class Wheel:
     @property
     def purl(self) -> str:
         """The universal name of the package (https://github.com/package-url/purl-spec)."""
+        if not self.version:  # nobody published it
+            return f"pkg:generic/{quote(self.name)}"
         if self.filename.endswith(".deb"):
             architecture = self.filename.removesuffix(".deb").rpartition("_")[2]
             return f"pkg:deb/debian/{quote(self.name)}@{quote(self.version)}?arch={architecture}"
@@ -133,7 +136,7 @@ def installed(folders: Iterable[str]) -> list[Wheel]:
 
     That is RECORD, which pip writes with the digest of each file, or else the package's metadata, where it has none.
     """
-    ours = {"stagec", *(f"stagec-{extension.name}" for extension in extensions.EXTENSIONS)}
+    ours = {*map(normalized, extensions.OURS)}
     wheels = []
     for info in (path for folder in folders for path in sorted(Path(folder).glob("*-info"))):
         described = next(filter(Path.is_file, (info / "METADATA", info / "PKG-INFO", info)), None)

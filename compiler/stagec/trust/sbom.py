@@ -35,7 +35,7 @@ def bill_of_materials(subject: Subject, environments: Sequence[Environment]) -> 
             "type": "library",
             "bom-ref": f"{wheel.purl}#{wheel.sha256}",
             "name": wheel.name,
-            "version": wheel.version,
+            **({"version": wheel.version} if wheel.version else {}),
             **({"hashes": [{"alg": "SHA-256", "content": wheel.sha256}]} if wheel.is_file else {}),
             "purl": wheel.purl,
             "properties": [{"name": "stagec:wheel" if wheel.is_file else "stagec:installed", "value": wheel.filename}],

@@ -93,6 +93,9 @@ EXTENSIONS = (
     ),
 )
 
+OURS = ("stagec", *(extension.package for extension in EXTENSIONS))
+"""The names of all Python packages of stagec."""
+
 
 def imported(module: str, user: str) -> ModuleType:
     """Import a module of the core or of an extension. Raises StagecError if the extension is not installed.
