@@ -21,6 +21,7 @@ from benchmarks import chart, measuring
 BENCHMARKS = (
     "clean_build",
     "small_functions",
+    "without_bazel",
     "overhead",
     "edits",
     "scale",

@@ -1,6 +1,7 @@
 """What each release of jaxlib costs that one bundle is for: time of a clean build, and bytes.
 
-From Python 3.12 on there are wheels of three releases, before that of two.
+Either each release compiles, or the oldest one, and the build tries what it made with the others (`runs_on`). From
+Python 3.12 on there are wheels of three releases, before that of two.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from contextlib import ExitStack
 
 from benchmarks import models
 from benchmarks.measuring import Options, Row, interleaved, ratio
-from benchmarks.workspace import host_target, workspace
+from benchmarks.workspace import Workspace, host_target, workspace
 
 COUNT = 20
 LOCKS = ("older", "newest") if sys.version_info >= (3, 12) else ("older",)
@@ -20,11 +21,15 @@ LOCKS = ("older", "newest") if sys.version_info >= (3, 12) else ("older",)
 def measure(options: Options) -> list[Row]:
     """Return rows for each number of releases after the first: its clean build and its bundle, by those of one."""
     with ExitStack() as opened:
-        built = {}
-        for count in range(len(LOCKS) + 1):
-            folder = options.folder / f"fleet{count}"
-            made = workspace(folder, models.alike(COUNT), host_target(), LOCKS[:count])
-            built[f"{count + 1} of jaxlib"] = opened.enter_context(made)
+
+        def made(count: int, tried: bool) -> Workspace:
+            folder = options.folder / f"fleet{count}{tried}"
+            return opened.enter_context(workspace(folder, models.alike(COUNT), host_target(), LOCKS[:count], tried))
+
+        built = {"1 release": made(0, False)}
+        for count in range(1, len(LOCKS) + 1):
+            built[f"{count + 1} releases, each compiles"] = made(count, False)
+            built[f"{count + 1} releases, one compiles"] = made(count, True)
         seconds = interleaved(options.rounds, {name: made.clean_build for name, made in built.items()})
         sizes = {name: (made.root / "bazel-bin/models/models.aot").stat().st_size for name, made in built.items()}
     first, *others = built

@@ -130,17 +130,26 @@ def of_frontend(count: int, frontend: str) -> list[Function]:
     return [Function(f"f{number:03}", "small", number, 8 + number, frontend) for number in range(count)]
 
 
-def write(functions: list[Function], targets: Mapping[str, str], root: Path, jaxlib: Sequence[str] = ()) -> None:
+def write(
+    functions: list[Function],
+    targets: Mapping[str, str],
+    root: Path,
+    jaxlib: Sequence[str] = (),
+    runs_on: Sequence[str] = (),
+) -> None:
     """Write the package `models` of a Bazel workspace: functions, manifest, BUILD; and avals.json for a plain script.
 
-    targets: the instruction set of each by its name. jaxlib: releases that compile; none: the build's own.
+    targets: the instruction set of each by its name. jaxlib: releases that compile; none: the build's own. runs_on:
+    those that run what another compiled.
     """
     package = root / "models"
     package.mkdir(parents=True, exist_ok=True)
     (package / "layers.py").write_text(_LAYERS)
     shutil.copy(Path(__file__).with_name("array_functions.py"), package)
     manifest = ["[manifest]", 'name = "models"', 'version = "1.0.0"']
-    manifest += [f"jaxlib = {json.dumps([*jaxlib])}"] if jaxlib else []
+    manifest += [
+        f"{key} = {json.dumps([*named])}" for key, named in (("jaxlib", jaxlib), ("runs_on", runs_on)) if named
+    ]
     for target, isa in targets.items():
         manifest += [f"[targets.{target}]", 'platform = "cpu"', f'isa = "{isa}"']
     for function in functions:

@@ -41,13 +41,23 @@ class Workspace(NestedBazel):
     """A workspace, and the Bazel that builds it. actions: how many of stagec's ran in the last build."""
 
     def __init__(
-        self, folder: Path, functions: list[models.Function], targets: Mapping[str, str], locks: Sequence[str]
+        self,
+        folder: Path,
+        functions: list[models.Function],
+        targets: Mapping[str, str],
+        locks: Sequence[str] = (),
+        tried: bool = False,
     ) -> None:
         super().__init__(folder, folder / "workspace", startup=())  # as users start it: .bazelrc has the options
         self.folder = folder
         texts = {lock: (ROOT / "tests" / f"{lock}.lock").read_text() for lock in locks}
         releases = [re.search(r"^jaxlib==(\S+)", text, re.MULTILINE)[1] for text in texts.values()]  # type: ignore[index]
-        models.write(functions, targets, self.root, [jaxlib.__version__, *releases] if locks else [])
+        all_of_them = [jaxlib.__version__, *releases] if locks else []
+        if tried:
+            first, *rest = sorted(all_of_them, key=lambda release: [int(part) for part in release.split(".")])
+            models.write(functions, targets, self.root, [first], rest)
+        else:
+            models.write(functions, targets, self.root, all_of_them)
         for file, text in workspace_files("benchmark", locks).items():
             (self.root / file).write_text(text)
         for lock, text in texts.items():
@@ -136,13 +146,18 @@ def host_target() -> dict[str, str]:
 
 @contextmanager
 def workspace(
-    folder: Path, functions: list[models.Function], targets: Mapping[str, str], locks: Sequence[str] = ()
+    folder: Path,
+    functions: list[models.Function],
+    targets: Mapping[str, str],
+    locks: Sequence[str] = (),
+    tried: bool = False,
 ) -> Iterator[Workspace]:
     """Make a workspace in a new folder, fetch what it needs, and end its Bazel afterwards.
 
-    locks: in tests/, of other releases of jaxlib, for which the bundle is too.
+    locks: in tests/, of other releases of jaxlib, for which the bundle is too. tried: the oldest release compiles, and
+    the others run that; otherwise each compiles.
     """
-    made = Workspace(folder, functions, targets, locks)
+    made = Workspace(folder, functions, targets, locks, tried)
     try:
         fetched = made.run("build", "--nobuild", "//models")
         if fetched.returncode:
