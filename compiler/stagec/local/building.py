@@ -83,6 +83,8 @@ class Local:
         digests = self._store.digests(name)
         import_roots = [".", *(os.path.relpath(self.root / folder, self.root) for folder in wanted.import_roots)]
         packages = environment.packages([str(self.root / folder) for folder in import_roots])
+        if runs and digests.are_new:  # to read all lists of packages takes long, and nothing is kept of this manifest
+            pool.expect(packages)
         facts = environment.facts(packages, digests)
         self._digests, self.manifest, self.is_rehearsal = digests, manifest, _is_rehearsal(wanted.manifest)
         self.plan: dict[str, Any]

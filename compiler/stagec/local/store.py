@@ -282,6 +282,11 @@ class Digests:
         with contextlib.suppress(OSError, ValueError):
             self._known = json.loads((store.folder / name).read_bytes())
 
+    @property
+    def are_new(self) -> bool:
+        """Whether nothing was remembered."""
+        return not self._known
+
     def of(self, path: str, read: Callable[[str], str] | None = None) -> str:
         """Return the digest of a file, or what `read` reads in it; the same one each time. Raises OSError.
 

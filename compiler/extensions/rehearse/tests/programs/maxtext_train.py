@@ -1,5 +1,6 @@
 """Train a small language model with MaxText's own trainer, on synthetic data."""
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import maxtext
 SMALL = {
     "run_name": "small",
     "base_output_directory": "out",
+    # It gives JAX its own folder, whatever the variable says.
+    "jax_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", "jax_cache"),
     "dataset_type": "synthetic",
     "enable_checkpointing": "false",
     "enable_goodput_recording": "false",
