@@ -6,6 +6,7 @@ Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_re
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -231,3 +232,13 @@ def test_memory_is_that_of_the_device_and_costs_none_of_this_machine(tmp_path: P
     told = rehearse(MEMORY, cwd=tmp_path, arguments=("81",), **words)
     assert "RESOURCE_EXHAUSTED: Out of memory" in told
     assert "until it failed with status 1" in told
+
+
+def test_a_function_that_the_driver_lacks_is_said(tmp_path: Path) -> None:
+    """XLA gives this number for one. That of jaxlib 0.12 changes a node of a graph by a function that 0.10 did not."""
+    driver.install(cuda.device("h100-sxm"), tmp_path)
+    cuda_driver = ctypes.CDLL(str(tmp_path / "stagec_virtual_driver.so"))
+    text = ctypes.c_char_p()
+    assert cuda_driver.cuGetErrorString(303, ctypes.byref(text)) == 0
+    assert text.value == b"stagec's virtual driver lacks this function"
+    assert cuda_driver.cuGraphExecNodeSetParams
