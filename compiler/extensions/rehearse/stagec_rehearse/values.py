@@ -38,7 +38,7 @@ class Values:
         """Take an executable, and the module that it was compiled from."""
         if id(module) in self._lowered:
             _, closed, constants = self._lowered[id(module)]
-            closed = core.ClosedJaxpr(closed.jaxpr, [_host(each) for each in closed.consts])
+            closed = closed.replace(consts=[_host(each) for each in closed.consts])
             self._functions[id(executable)] = executable, jax.jit(core.jaxpr_as_fun(closed)), constants
 
     def of(self, executable: Any, arguments: Sequence[Any]) -> list[np.ndarray] | str:
