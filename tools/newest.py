@@ -64,9 +64,12 @@ def installed(python: str, folder: Path, options: Sequence[str]) -> Path:
 def looked_at(python: Path) -> int:
     """Print what breaks in an environment, and JAX's dates. Return how much breaks."""
     broken = 0
-    ask = "from importlib import metadata; print(metadata.version('jaxlib'))"
-    version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    builds = (f"jaxlib=={version}", f"jax-cuda13-pjrt=={version}", "jax-rocm7-pjrt", "libtpu")
+    ask = "from importlib import metadata; print(metadata.version('jaxlib'), *metadata.requires('jax'), sep='\\n')"
+    said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    version, *needs = said.splitlines()
+    # The newest libtpu may be for a jaxlib that is not there yet.
+    libtpu = next(need.partition(";")[0].strip() for need in needs if need.startswith("libtpu"))
+    builds = (f"jaxlib=={version}", f"jax-cuda13-pjrt=={version}", "jax-rocm7-pjrt", libtpu)
     looks = {
         **{f"the build of {build}": ["-s", "tools/known_builds.py", "examine", build] for build in builds},
         "private names": ["-s", "tools/private_names.py"],
