@@ -140,7 +140,7 @@ def _has(distribution: str) -> bool:
 _PLUGINS = {
     "cpu": (),
     "cuda": ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt"),
-    "rocm": ("jax-rocm7-plugin", "jax-rocm7-pjrt"),
+    "rocm": ("jax-rocm7-plugin", "jax-rocm7-pjrt", "jax-rocm10-plugin", "jax-rocm10-pjrt"),
     "tpu": ("libtpu",),
 }
 

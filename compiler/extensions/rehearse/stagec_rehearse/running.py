@@ -27,7 +27,7 @@ CPU = "cpu"
 """The device that is JAX's own CPU client, as many devices as asked for."""
 _NEEDED = {
     "cuda": (("jax-cuda13-plugin", "jax-cuda12-plugin"), "jax[cuda13]"),
-    "rocm": (("jax-rocm7-plugin",), "jax[rocm7-local] and jax-rocm7-pjrt"),
+    "rocm": (("jax-rocm7-plugin", "jax-rocm10-plugin"), "jax[rocm7-local] and jax-rocm7-pjrt"),
     "tpu": (("libtpu",), "jax[tpu]"),
 }
 """The packages without all of which a platform's devices are not rehearsed, and what installs the first with JAX."""

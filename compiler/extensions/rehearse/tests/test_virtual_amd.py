@@ -240,3 +240,14 @@ def test_more_devices_than_a_driver_has(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "a virtual driver has 64 devices at most, and --devices says 65" in done.stderr
     assert "write --processes for those of other machines" in done.stderr
+
+
+def test_a_stream_says_what_it_is(tmp_path: Path) -> None:
+    """XLA of jaxlib 0.12 asks, to keep one for later."""
+    driver.install(rocm.device("mi300x"), tmp_path)
+    hip = ctypes.CDLL(str(tmp_path / "stagec_virtual_driver.so"))
+    stream, flags, priority = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_int(7)
+    assert hip.hipStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+    assert hip.hipStreamGetFlags(stream, ctypes.byref(flags)) == 0
+    assert hip.hipStreamGetPriority(stream, ctypes.byref(priority)) == 0
+    assert (flags.value, priority.value) == (1, 0)
