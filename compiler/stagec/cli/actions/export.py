@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 
 from stagec.cli.files import Answer, Options, digest, write_asked, write_whole
 from stagec.cli.options import FUNCTION, tracing
@@ -27,15 +26,12 @@ def preload() -> None:
     from stagec.frontends.common import frontend, reads  # noqa: F401
     from stagec.stages import serialization  # noqa: F401
 
-    # Beside the import of JAX: it is a quarter of a second in libc, which looks through the code of jaxlib.
-    finding = threading.Thread(target=eager.find_code)
-    finding.start()
     frontend.preload()
+    eager.find_code()
     if "jax" in sys.modules:
         from stagec.frontends.jax import warming
 
         warming.warm()
-    finding.join()  # a fork has no threads
 
 
 def run(options: Options) -> Answer:
