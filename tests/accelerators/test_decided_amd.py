@@ -11,7 +11,7 @@ from tests.building import ROOT, build
 
 pytestmark = installed(jax_rocm7_pjrt="jax_plugins.xla_rocm7", jax_rocm7_plugin="jax_rocm7_plugin")
 
-FUNCTIONS = ["convolution", "eigenvalues", "exchanges_eight", "mlp", "orthogonal"]
+FUNCTIONS = ["convolution", "eigenvalues", "exchanges_eight", "mlp", "orthogonal", "transformer"]
 
 
 def test_programs_for_amd_devices_give_what_jax_gives(tmp_path: Path) -> None:

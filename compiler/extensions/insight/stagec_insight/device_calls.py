@@ -61,6 +61,10 @@ def _gelu(writer: Writer, value: str) -> str:
     return writer.same("multiply", _scaled(writer, value, 0.5), gate)
 
 
+def _silu(writer: Writer, value: str) -> str:
+    return writer.same("multiply", value, writer.same("logistic", value))
+
+
 _EPILOGUES: Mapping[str, tuple[bool, Callable[[Writer, str], str] | None]] = {
     "DEFAULT": (False, None),
     "BIAS": (True, None),
@@ -68,6 +72,8 @@ _EPILOGUES: Mapping[str, tuple[bool, Callable[[Writer, str], str] | None]] = {
     "BIAS_RELU": (True, _relu),
     "GELU": (False, _gelu),
     "BIAS_GELU": (True, _gelu),
+    "SILU": (False, _silu),  # AMD's alone
+    "BIAS_SILU": (True, _silu),
 }
 """The operations after a product: whether to add a vector, and the function to apply then."""
 
