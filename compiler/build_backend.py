@@ -79,11 +79,13 @@ def _outside_of_the_tree() -> Iterator[None]:
 def _sources(folder: Path) -> list[Path]:
     """Return the files to build of, relative to the folder: those that git has; without git, the package's own."""
     packages = [package.parent for package in folder.glob("stagec*/__init__.py")]  # an extension has another name
-    there = [*map(Path, _BESIDE), *(path.relative_to(folder) for package in packages for path in package.glob("**/*"))]
+    below = [path for package in packages for path in package.glob("**/*")]
+    below += [path for link in below if link.is_symlink() for path in link.glob("*")]  # glob follows none
+    there = [*map(Path, _BESIDE), *(path.relative_to(folder) for path in below)]
     files = [path for path in there if (folder / path).is_file() and "__pycache__" not in path.parts]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         git = ["git", "-C", str(folder), "ls-files", "-z"]
         known = {*map(Path, subprocess.run(git, check=True, capture_output=True, text=True).stdout.split("\0"))}
         if Path("pyproject.toml") in known:
-            return [path for path in files if path in known]
+            return [path for path in files if not known.isdisjoint([path, path.parent])]  # git has a link as one file
     return files

@@ -140,9 +140,15 @@ def test_the_commands_that_install(tmp_path: Path) -> None:
 
 
 def test_an_installation_leaves_nothing_and_takes_what_git_has(wheel: Path, tmp_path: Path) -> None:
-    """Neither what setuptools left in the tree once, nor a file of another branch, comes into a wheel."""
+    """Neither what setuptools left in the tree once, nor a file of another branch, comes into a wheel.
+
+    What a link in the tree leads to does: a checkout has the hardware in manifests/, and a link to it.
+    """
     checkout = tmp_path / "checkout"
     source = _sources(checkout / "compiler")
+    (checkout / "manifests").mkdir()
+    (source / "stagec" / "targets").rename(checkout / "manifests" / "targets")
+    (source / "stagec" / "targets").symlink_to("../../manifests/targets")
     shutil.copy(ROOT / ".gitignore", checkout)
     git = ("git", "-C", checkout, "-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "a")):
