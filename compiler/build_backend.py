@@ -80,12 +80,19 @@ def _sources(folder: Path) -> list[Path]:
     """Return the files to build of, relative to the folder: those that git has; without git, the package's own."""
     packages = [package.parent for package in folder.glob("stagec*/__init__.py")]  # an extension has another name
     below = [path for package in packages for path in package.glob("**/*")]
-    below += [path for link in below if link.is_symlink() for path in link.glob("*")]  # glob follows none
+    links = [path for path in below if path.is_symlink() and path.is_dir()]
+    below += [path for link in links for path in link.glob("*")]  # neither glob nor git follows one
     there = [*map(Path, _BESIDE), *(path.relative_to(folder) for path in below)]
     files = [path for path in there if (folder / path).is_file() and "__pycache__" not in path.parts]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        git = ["git", "-C", str(folder), "ls-files", "-z"]
-        known = {*map(Path, subprocess.run(git, check=True, capture_output=True, text=True).stdout.split("\0"))}
+        known = {path.relative_to(folder) for each in (folder, *links) for path in _known(each)}
         if Path("pyproject.toml") in known:
-            return [path for path in files if not known.isdisjoint([path, path.parent])]  # git has a link as one file
+            return [path for path in files if path in known]
     return files
+
+
+def _known(folder: Path) -> list[Path]:
+    """Return the files that git has of a folder. Raises OSError, CalledProcessError if it has none."""
+    git = ["git", "-C", str(folder), "ls-files", "-z"]
+    names = subprocess.run(git, check=True, capture_output=True, text=True).stdout.split("\0")
+    return [folder / name for name in names if name]

@@ -158,12 +158,14 @@ def test_an_installation_leaves_nothing_and_takes_what_git_has(wheel: Path, tmp_
     # Python may leave the byte code of the backend itself.
     left = _run(*git, "status", "--porcelain", "--ignored").splitlines()
     assert [line for line in left if line != "!! compiler/__pycache__/"] == []
-    for file in ("build/lib/stagec/core/gone.py", "stagec/core/gone.py", "stagec.egg-info/SOURCES.txt"):
+    of_builds = "build/lib/stagec/core/gone.py", "stagec.egg-info/SOURCES.txt"
+    for file in (*of_builds, "stagec/core/gone.py", "stagec/targets/gone.toml"):
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).touch()
     left = _run(*git, "status", "--porcelain", "--ignored").splitlines()
     assert [line for line in left if line != "!! compiler/__pycache__/"] == [
         "?? compiler/stagec/core/gone.py",
+        "?? manifests/targets/gone.toml",
         "!! compiler/build/",
         "!! compiler/stagec.egg-info/",
     ]

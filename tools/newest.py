@@ -68,7 +68,7 @@ def looked_at(python: Path) -> int:
     said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
     version, *needs = said.splitlines()
     # The newest libtpu may be for a jaxlib that is not there yet.
-    libtpu = next(need.partition(";")[0].strip() for need in needs if need.startswith("libtpu"))
+    libtpu = next((need.partition(";")[0].strip() for need in needs if need.startswith("libtpu")), "libtpu")
     builds = (f"jaxlib=={version}", f"jax-cuda13-pjrt=={version}", "jax-rocm7-pjrt", libtpu)
     looks = {
         **{f"the build of {build}": ["-s", "tools/known_builds.py", "examine", build] for build in builds},

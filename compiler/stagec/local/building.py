@@ -83,10 +83,11 @@ class Local:
         digests = self._store.digests(name)
         import_roots = [".", *(os.path.relpath(self.root / folder, self.root) for folder in wanted.import_roots)]
         packages = environment.packages([str(self.root / folder) for folder in import_roots])
-        if runs and digests.are_new:  # to read all lists of packages takes long, and nothing is kept of this manifest
+        self._digests, self.manifest, self.is_rehearsal = digests, manifest, _is_rehearsal(wanted.manifest)
+        # To read all lists of packages takes long, and of a manifest of which nothing is kept all is to be done.
+        if runs and digests.are_new and not self.is_rehearsal:
             pool.expect(packages)
         facts = environment.facts(packages, digests)
-        self._digests, self.manifest, self.is_rehearsal = digests, manifest, _is_rehearsal(wanted.manifest)
         self.plan: dict[str, Any]
         if self.is_rehearsal:
             _check_rehearsal(wanted)

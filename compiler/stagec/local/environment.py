@@ -91,15 +91,16 @@ def facts(paths: Sequence[str], digests: Digests) -> Mapping[str, str]:
 def unlisted(paths: Sequence[str], digests: Digests) -> dict[str, str]:
     """Return what no list of a package has of these folders, by the name at the top, with a digest of its sources.
 
-    Left out are the lists themselves, and stagec, which may be a checkout. Python imports the first of a name.
+    A name may be in several folders: Python puts a namespace together. Left out are the lists themselves, and stagec,
+    which may be a checkout.
     """
-    tops: dict[str, str] = {}
-    for path in paths:
-        rest = [] if _is_checkout(path) else sorted(_contents(path, digests)[1])
-        for top, files in itertools.groupby(rest, lambda entry: entry[0].partition("/")[0]):
-            if not top.endswith("-info") and top not in extensions.OURS:
-                tops.setdefault(top, hashlib.sha256(json.dumps([*files]).encode()).hexdigest())
-    return tops
+    tops: dict[str, list[tuple[str, str]]] = {}
+    for path in (path for path in paths if not _is_checkout(path)):
+        for file, digest in sorted(_contents(path, digests)[1]):
+            top = file.partition("/")[0]
+            if not top.endswith((".dist-info", ".egg-info")) and top not in extensions.OURS:
+                tops.setdefault(top, []).append((file, digest))
+    return {top: hashlib.sha256(json.dumps(files).encode()).hexdigest() for top, files in tops.items()}
 
 
 def _is_checkout(path: str) -> bool:

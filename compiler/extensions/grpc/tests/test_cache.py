@@ -271,9 +271,7 @@ OF_STREAMS: dict[str, tuple[Fault, str]] = {
 
 def _left_out(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a user reads of a server that cannot be used: it costs a moment, and leaves nothing."""
-    monkeypatch.setattr(
-        remote, "_PATIENCE", 2.0
-    )  # a machine that has much to do needs more than half a second for a bomb
+    monkeypatch.setattr(remote, "_PATIENCE", 2.0)  # a busy machine takes more than half a second for a bomb
     monkeypatch.setattr(remote, "_RATE", 1 << 20)
     started = time.monotonic()
     made, said, store = _find(server, folder)

@@ -83,7 +83,7 @@ int hipMemsetD32Async(void *to, unsigned value, size_t n, void *stream) { return
 int hipStreamCreateWithFlags(void **stream, unsigned flags) { return (void)flags, made(stream); }
 int hipStreamCreateWithPriority(void **stream, unsigned flags, int priority) { return (void)flags, (void)priority, made(stream); }
 int hipStreamDestroy(void *stream) { return (void)stream, OK; }
-/* XLA of jaxlib 0.12 keeps a stream that it needs no more for one of the same kind. */
+/* XLA of jaxlib 0.12 keeps a stream that nothing uses, and asks what kind it is. */
 int hipStreamGetFlags(void *stream, unsigned *flags) { return (void)stream, *flags = 1, OK; }
 int hipStreamGetPriority(void *stream, int *priority) { return (void)stream, *priority = 0, OK; }
 int hipStreamSynchronize(void *stream) { return (void)stream, wait_for_all(); }
