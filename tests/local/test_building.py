@@ -760,6 +760,7 @@ def test_the_packages_are_in_the_keys(tmp_path: Path, monkeypatch: pytest.Monkey
     (edited / "shared" / "other.py").write_text("C = 1")  # a part of the namespace, in another folder
     more = environment.unlisted([str(installed), str(edited)], Store(tmp_path / "store").digests("of-a-test"))
     assert {top for top in more if more[top] != tops.get(top)} == {"shared"}
+    shutil.rmtree(edited / "shared")
     for name in names:  # of a list, the digests count
         (installed / name).write_text("A = 2")
     assert key() == seen[-1]
