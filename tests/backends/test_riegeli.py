@@ -1,12 +1,11 @@
 """Riegeli files: what Google's implementation wrote is read, and what is written has its bytes.
 
-Modules: `backends/gpu/highwayhash.py`.
+Modules: `core/data/highwayhash.py`, `core/data/riegeli.py`.
 """
 
 import pytest
 
-from stagec.backends.gpu import riegeli
-from stagec.core.data import wire
+from stagec.core.data import riegeli, wire
 
 RECORDS = [b"one", b"", b"three " * 20, b"four"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from stagec.backends.gpu import code_objects, compiler, container, cubins, kernels, riegeli, stubs
-from stagec.core.data import elf, wire
+from stagec.backends.gpu import code_objects, compiler, container, cubins, kernels, stubs
+from stagec.core.data import elf, gpu_executables, riegeli, wire
 from stagec.hardware import gpu_devices, rocm
 from tests.backends.deviceless import OVERLAPPING, compile_again, compile_elsewhere, installed, layer, run
 from tests.backends.test_riegeli import SIGNATURE
@@ -88,7 +88,7 @@ def test_the_mark_behind_the_code_follows_the_whole_executable(tmp_path: Path) -
     made = [compile_again(tmp_path, "rocm", "mi300x", layer(rows=rows)).executable for rows in (256, 512)]
     marks = []
     for executable in made:
-        records = container.parts(executable)
+        records = gpu_executables.parts(executable)
         (code,) = (record for record in records if code_objects.are_in(record))
         marks.append(code[code_objects.size(code) :])
         bare = [record[: code_objects.size(record)] for record in _records(executable)]
@@ -100,7 +100,7 @@ def test_the_mark_behind_the_code_follows_the_whole_executable(tmp_path: Path) -
 def _records(executable: bytes) -> list[bytes]:
     """All records of an executable, the manifest among them."""
     _, body = wire.delimited(executable)
-    (file,) = (one for one in wire.find(body, container.EXECUTABLE) if one.startswith(riegeli.SIGNATURE))
+    (file,) = (one for one in wire.find(body, gpu_executables.EXECUTABLE) if one.startswith(riegeli.SIGNATURE))
     return list(riegeli.records(file))
 
 

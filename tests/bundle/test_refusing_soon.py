@@ -3,8 +3,9 @@
 Most of these took minutes for a file of some megabytes. The seconds are those of the processor; a byte may take five
 times what it takes on a machine of 2024 in the worst of them.
 
-Modules: `backends/gpu/container.py`, `backends/gpu/cubins.py`, `backends/gpu/riegeli.py`, `bundle/description.py`,
-`trust/dsse.py`, `bundle/index.py`, `core/data/strict_json.py`, `core/sizes/expressions.py`.
+Modules: `backends/gpu/container.py`, `backends/gpu/cubins.py`, `core/data/gpu_executables.py`,
+`core/data/riegeli.py`, `bundle/description.py`, `trust/dsse.py`, `bundle/index.py`, `core/data/strict_json.py`,
+`core/sizes/expressions.py`.
 """
 
 import base64
@@ -21,12 +22,12 @@ from typing import Any
 import pytest
 
 from stagec.audit import kernels
-from stagec.backends.gpu import container, cubins, riegeli
+from stagec.backends.gpu import container, cubins
 from stagec.bundle import archive, index, safetensors
 from stagec.bundle.archive import Archive, encode
 from stagec.bundle.description import Description
 from stagec.core.builds.imports import Files
-from stagec.core.data import wire
+from stagec.core.data import gpu_executables, riegeli, wire
 from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes import expressions
 from stagec.hardware import cuda as gpus
@@ -259,7 +260,7 @@ def executable(thunks: bytes) -> bytes:
     """An executable for NVIDIA devices: the least that XLA writes, around these thunks."""
     records = [b"manifest", b"", b"", thunks]
     file = riegeli._assemble([SIGNATURE, riegeli._plain(records)])
-    return varint(0) + wire.Record(container.EXECUTABLE[0], 2, file).encode()
+    return varint(0) + wire.Record(gpu_executables.EXECUTABLE[0], 2, file).encode()
 
 
 def nested(field: int, path: list[int], content: bytes) -> bytes:
@@ -357,8 +358,8 @@ def test_native_formats_are_read_in_a_child_process(zoo: Path, monkeypatch: pyte
     def here(data: bytes) -> Any:
         raise AssertionError("it is read in the process of the command")
 
-    for reader in ("parts", "launches", "layers"):
-        monkeypatch.setattr(container, reader, here)
+    for module, reader in ((gpu_executables, "parts"), (container, "launches"), (container, "layers")):
+        monkeypatch.setattr(module, reader, here)
     figures = dataclasses.asdict(gpus.device("h200"))
     described = Description.from_json(Archive(zoo)["mlp.cpu.batch4.json"])
     described = described._replace(target=described.target._replace(platform="cuda", settings={"figures": figures}))

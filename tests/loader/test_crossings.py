@@ -487,7 +487,10 @@ def test_a_transform_differs_where_the_newest_reads_it() -> None:
     assert (measured["0.11.0"], "had other bits" in measured["0.12.0.1"]) == ("", True)
 
 
-def test_an_accelerator_is_never_measured() -> None:
+def test_a_device_that_nobody_measured() -> None:
+    """Of GPUs, XLA is asked first: `test_xla_says_first` in compiler/extensions/rehearse/tests/test_virtual.py."""
     offer = stagec.load(PLAIN, policy="measured").select("shift").candidates[0].offer
-    crossing = first_calls.Crossings(host.describe())
-    assert crossing.refusal(None, "shift", offer._replace(platforms=("tpu",))) == "those for CPUs alone are measured"
+    offer = offer._replace(platforms=("tpu",), architecture="", device_kind="TPU v5 lite")
+    archive = Archive(PLAIN)
+    refusal = first_calls.Crossings(host.describe()).refusal(archive, "shift", offer)
+    assert refusal == f"nobody has measured what jaxlib {OLDER} made with jaxlib {HERE_NOW} on TPU v5 lite"

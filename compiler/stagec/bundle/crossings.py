@@ -75,7 +75,8 @@ def refusal(
     """Return why jaxlib `reader` was not measured to run an executable as `writer`, which made it; "" if it was.
 
     kinds: returns those of the executable; it may raise ValueError, and is called only where the pair was measured.
-    architecture: of its machine code. flags: of the CPU that runs it; None: of any CPU that was measured.
+    architecture: of its machine code; for a device, its kind. flags: of the CPU that runs it; None: of any that was
+    measured.
     tolerance: how far results may differ, of their largest number; 0: in no bit.
     """
     if numbers(writer.version) >= numbers(reader.version):

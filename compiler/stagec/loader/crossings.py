@@ -14,13 +14,14 @@ import numpy as np
 from stagec.bundle import crossings
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
-from stagec.core.data import child, thunks
+from stagec.core.builds.platforms import GPUS, PLATFORMS
+from stagec.core.data import child, gpu_executables, thunks
 from stagec.core.messages.refusal import LoadError, Refusal
 from stagec.core.sizes.avals import parse_aval, physical, tolerances
 from stagec.core.trees.tree import argument_path
 from stagec.loader.once import Once
 from stagec.loader.selection import Offer
-from stagec.pjrt import compatibility
+from stagec.pjrt import compatibility, packages
 from stagec.pjrt.arrays import dtype_of, random_arrays
 from stagec.pjrt.host import Host
 
@@ -43,25 +44,40 @@ class Crossings:
         self._refusals: dict[tuple[str, str, float], str] = {}  # by member, jaxlib that made it, and tolerance
 
     def refusal(self, archive: Archive | None, name: str, offer: Offer) -> str:
-        """Return why this jaxlib must not run an executable of another one; "" if it may. Nothing is passed to XLA.
+        """Return why this jaxlib must not run an executable of another one; "" if it may. XLA does not load it.
 
-        archive: of the bundle, None if that was closed. name: of the signature, as in the index. Executables of pairs
-        that nobody measured are not read.
+        archive: of the bundle, None if that was closed. name: of the signature, as in the index. Executables for CPUs
+        of pairs that nobody measured are not read. Of one for a GPU, XLA is asked first whether its runtime fits.
         """
-        if offer.platforms != ("cpu",):
-            return "those for CPUs alone are measured"
         if archive is None:
             return "the bundle was closed"
         function = archive.index["functions"][name]
-        return self._refusal(archive, function, offer, crossings.within(function, offer.bucket))
+        asked = self._told_by_xla(archive, offer) if offer.platforms[0] in GPUS else ""
+        return asked or self._refusal(archive, function, offer, crossings.within(function, offer.bucket))
+
+    def _told_by_xla(self, archive: Archive, offer: Offer) -> str:
+        from stagec.pjrt import abi  # most processes have no executable for a GPU
+
+        which = offer.member, "", 0.0
+        plugin = PLATFORMS[offer.platforms[0]].plugin
+        assert plugin is not None
+        if which not in self._refusals:
+            try:
+                version = gpu_executables.abi_version(bytes(archive[offer.member]))
+                why = abi.refusal(str(packages.library(plugin)), version)
+            except (LoadError, ValueError) as error:
+                why = str(error)
+            self._refusals[which] = f"XLA refuses it: {why}" if why else ""
+        return self._refusals[which]
 
     def _refusal(self, archive: Archive, function: Mapping[str, Any], offer: Offer, tolerance: float) -> str:
         which = offer.member, offer.versions["jaxlib"], tolerance
         if which not in self._refusals:
             kinds = functools.partial(self._kinds_of, archive, offer.member)
             pair = crossings.maker(function, offer.member), self._here
-            here = self._host.architecture, self._host.cpu_flags
-            self._refusals[which] = crossings.refusal(kinds, *pair, *here, tolerance)
+            where = self._host.architecture if offer.architecture else offer.device_kind
+            flags = self._host.cpu_flags if offer.architecture else None
+            self._refusals[which] = crossings.refusal(kinds, *pair, where, flags, tolerance)
         return self._refusals[which]
 
     def _kinds_of(self, archive: Archive, member: str) -> frozenset[str]:

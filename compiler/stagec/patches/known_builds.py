@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stagec.core.builds.platforms import PLATFORMS
 from stagec.core.builds.specs import EXAMINED_HERE, NOT_EXAMINED, PROJECT
-from stagec.core.data import elf, thunks
+from stagec.core.data import elf, gpu_executables, thunks
 from stagec.patches import cores, cpuid, cpuinfo, descriptors, hash_seeds
 from stagec.patches.machine_code import Code, PatchError, mapped
 
@@ -71,7 +71,7 @@ class Library:
     messages: Mapping[str, Paths]
 
 
-EXECUTABLE: Paths = {"serialized_executable": (1,)}
+EXECUTABLE: Paths = {"serialized_executable": gpu_executables.EXECUTABLE}
 """Where in an xla.ExecutableAndOptionsProto the platform's own message is."""
 NESTED: Paths = {
     "sequential_thunk.thunks": (2, 1),

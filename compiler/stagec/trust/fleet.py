@@ -88,12 +88,10 @@ def _of_function(
         made_with, target = entry["versions"]["jaxlib"], hardware[entry["target"]]
         verdict = 0 if made_with == jaxlib else 2, ""
         if kinds and made_with != jaxlib:
-            why = "those for CPUs alone are measured"
-            if target["platform"] == "cpu":
-                which = partial(kinds, entry["executable"])
-                pair = crossings.maker(function, entry["executable"]), crossings.Jaxlib(jaxlib)
-                near = crossings.within(function, entry["bucket"])
-                why = crossings.refusal(which, *pair, architecture(target), None, near)
+            which = partial(kinds, entry["executable"])
+            pair = crossings.maker(function, entry["executable"]), crossings.Jaxlib(jaxlib)
+            near = crossings.within(function, entry["bucket"])
+            why = crossings.refusal(which, *pair, architecture(target) or target["device_kind"], None, near)
             verdict = 2 if why else 1, why
         sizes = by_target.setdefault(entry["target"], {})
         what = shown(naming.bucket(entry["bucket"]))

@@ -1,19 +1,22 @@
 """Rehearsals on NVIDIA devices that are not there: XLA's own plugin for CUDA, on the virtual driver.
 
-Modules: `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_rehearse/standing_in.py`,
+Modules: `pjrt/abi.py`, `stagec_rehearse/driver.py`, `stagec_rehearse/observing.py`, `stagec_rehearse/standing_in.py`,
 `stagec_rehearse/values.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jaxlib
 import pytest
 
 from compiler.extensions.rehearse.tests.processes import (
@@ -26,10 +29,16 @@ from compiler.extensions.rehearse.tests.processes import (
     run,
     stagec,
 )
+from stagec.core.builds.platforms import PLATFORMS
+from stagec.core.data import elf, gpu_executables, riegeli, wire
 from stagec.hardware import cuda
+from stagec.patches import descriptors
+from stagec.pjrt import packages
 from stagec_rehearse import driver, programs
+from tests import building
 from tests.backends.deviceless import installed
 from tests.building import COMPILER
+from tests.bundles import edited, edited_descriptions, whole_index, with_index
 
 pytestmark = installed(jax_cuda13_pjrt="jax_plugins.xla_cuda13", nvidia_cuda_nvcc="nvidia.cu13.bin")
 TRAIN = """
@@ -107,6 +116,20 @@ print("steps", steps)
 print(np.asarray(x).tolist(), np.asarray(noise).tolist(), bool((noise > -9).all()))
 large = jax.device_put(np.arange(1 << 20, dtype=np.float32))
 print(float(jnp.copy(large)[-1]), np.asarray(solved(jnp.ones((3, 3)))).round(3).tolist())
+"""
+
+MEASURED = """
+import json, pathlib, sys
+import stagec
+from stagec.pjrt import accelerators
+
+# This machine has no device but the driver's.
+accelerators._DEVICES = pathlib.Path(sys.argv[1])
+told = []
+for path in sys.argv[2:]:
+    with stagec.load(path, policy="measured") as bundle:
+        told.append({row.offer.target: row.reason for row in bundle.select("f").candidates}["h100-sxm"])
+print(json.dumps(told))
 """
 
 
@@ -242,3 +265,51 @@ def test_a_function_that_the_driver_lacks_is_said(tmp_path: Path) -> None:
     assert cuda_driver.cuGetErrorString(303, ctypes.byref(text)) == 0
     assert text.value == b"stagec's virtual driver lacks this function"
     assert cuda_driver.cuGraphExecNodeSetParams
+
+
+def test_xla_says_first_whether_its_runtime_fits_what_an_older_jaxlib_made(tmp_path: Path) -> None:
+    """Its versions of CUDA, cuDNN and CUB must be as new as an executable says. XLA loads it without asking that."""
+    (tmp_path / "m.toml").write_text(
+        '[manifest]\nname = "m"\nversion = "1.0.0"\n'
+        '[functions.f]\nentry = "model:f"\nargs = ["f32[4]"]\ntargets = ["h100-sxm"]\n'
+    )
+    (tmp_path / "model.py").write_text("def f(x):\n    return x + 1\n")
+    plugins = [entry for entry in sys.path if entry.endswith("site-packages")]
+    alone = functools.partial(building.stagec, env={"PYTHONPATH": os.pathsep.join([*plugins, str(COMPILER)])})
+    own = building.build("m.toml", tmp_path, tmp_path, compile_=alone)
+    older = edited_descriptions(own, tmp_path / "older.aot", "f", lambda row: row["versions"].update(jaxlib="0.10.1"))
+
+    def newer(record: bytes) -> bytes | None:
+        return record.replace(b"\x0613.0.0", b"\x0613.9.0") if b"\n\x04CUDA\x1a" in record else None
+
+    def needing(members: dict[str, bytes]) -> None:
+        (name,) = (name for name in members if name.endswith(".xla"))
+        _, body = wire.delimited(members[name])
+        head = members[name][: -len(body)]
+        body = wire.edit(body, gpu_executables.EXECUTABLE, lambda file: riegeli.edit(file, lambda _, row: newer(row)))
+        members[name] = head + body
+        index = whole_index(members)
+        members.update(with_index(index, members))
+
+    plugin = PLATFORMS["cuda"].plugin
+    assert plugin
+    path = packages.library(plugin)
+    assert path
+    with elf.opened(path) as library:
+        field = descriptors.read(library)["xla.gpu.GpuExecutableProto"]["executable_abi_version"]
+    assert (field.number,) == gpu_executables.ABI_VERSION
+    needs = edited(older, tmp_path / "needs.aot", needing)
+    for name in ("lib", "dev"):
+        (tmp_path / name).mkdir()
+    driver.install(cuda.device("h100-sxm"), tmp_path / "lib")
+    (tmp_path / "dev" / "nvidia0").touch()
+    bundles = [own, older, needs]
+    done = run("-c", MEASURED, tmp_path / "dev", *bundles, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path / "lib"))
+    assert done.returncode == 0, done.stderr
+    runs, nobody, refused = json.loads(done.stdout)
+    assert runs == "runs as it is"
+    made = f"it was compiled with jaxlib 0.10.1, here is {jaxlib.__version__}; "
+    kind = cuda.device("h100-sxm").name
+    what = f"nobody has measured what jaxlib 0.10.1 made with jaxlib {jaxlib.__version__} on {kind}"
+    assert nobody == made + what
+    assert refused.startswith(f"{made}XLA refuses it: CUDA toolkit version mismatch. Running with version 13.0.0, but ")

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
-from stagec.backends.gpu import amd, code_objects, container, convolutions, kernels, nvidia, riegeli
+from stagec.backends.gpu import amd, code_objects, container, convolutions, kernels, nvidia
 from stagec.core.builds import releases
 from stagec.core.builds.platforms import Plugin
 from stagec.core.builds.specs import CompilerOption, GpuTarget
-from stagec.core.data import wire
+from stagec.core.data import gpu_executables, riegeli, wire
 from stagec.core.messages import phases
 from stagec.core.messages.errors import StagecError
 from stagec.costs.links import Links, Switch
@@ -83,7 +83,7 @@ _PAIRED = {path[0]: path[1] for path in known_builds.PAIRED.values()}
 _UNORDERED = {kind: (path, field) for kind, *path, field in known_builds.UNORDERED.values()}
 """... and entries that XLA takes from a hash table: the path of their message, and their field."""
 _BINARY = 2
-"""The record with the code of all kernels, behind the manifest and PTX (`container.parts`)."""
+"""The record with the code of all kernels, behind the manifest and PTX (`gpu_executables.parts`)."""
 _AUTOTUNING = "autotuning.textproto"
 _UNTIMED = {"xla_gpu_enable_triton_gemm": False}
 """Options without results of autotuning: cuBLAS or hipBLASLt chooses a kernel for a product when it runs.
@@ -324,7 +324,7 @@ def canonicalize(serialized: bytes) -> bytes:
 
     head, body = wire.delimited(serialized)
     # The whole is a file of records since jaxlib 0.11.1, and before a message with such a file in it
-    # (`container.parts`).
+    # (`gpu_executables.parts`).
     if body.startswith(riegeli.SIGNATURE):
         return head + riegeli.edit(body, outer)
-    return head + wire.edit(body, container.EXECUTABLE, executable)
+    return head + wire.edit(body, gpu_executables.EXECUTABLE, executable)

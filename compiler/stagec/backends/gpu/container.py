@@ -8,11 +8,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from stagec.backends.gpu import riegeli
-from stagec.core.data import wire
+from stagec.core.data import gpu_executables, wire
 from stagec.patches import known_builds
 
-EXECUTABLE = known_builds.EXECUTABLE["serialized_executable"]
 FIELDS = known_builds.GPU["xla.gpu.GpuExecutableProto"]
 NESTED = [(kind, path) for kind, *path in known_builds.NESTED.values()]
 """Kinds of xla.gpu.ThunkProto, by field number, and the paths of fields with other thunks in their messages."""
@@ -53,7 +51,7 @@ def launches(serialized: bytes) -> list[Launch]:
     Calls of libraries are not among them. Raises ValueError when the bytes are not a serialized executable.
     """
     try:
-        _, binary, *_, rest = parts(serialized)
+        _, binary, *_, rest = gpu_executables.parts(serialized)
         return list(_launches(wire.find(rest, FIELDS["thunks"]), binary))
     except (LookupError, RecursionError, struct.error, UnicodeDecodeError, MemoryError) as error:
         raise ValueError("an executable for GPUs that is damaged") from error
@@ -100,7 +98,7 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
     """Yield the parts of an executable; see `Backend`."""
     from jaxlib import xla_client
 
-    ptx, binary, *others, rest = parts(serialized)
+    ptx, binary, *others, rest = gpu_executables.parts(serialized)
     module = next(wire.find(rest, FIELDS["hlo_module_with_config.hlo_module"]), b"")
     yield "optimized HLO", module, xla_client.XlaComputation(module).as_hlo_text() if module else ""
     yield "PTX", ptx, ptx.decode("utf-8", "replace")
@@ -114,23 +112,5 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
 
 def stored_cpu_name(serialized: bytes) -> str:
     """Return LLVM's name of the CPU that an executable says drives the device; "" when none is stored."""
-    *_, rest = parts(serialized)
+    *_, rest = gpu_executables.parts(serialized)
     return _text(rest, FIELDS["cpu_target_machine_options.cpu"])
-
-
-def parts(serialized: bytes) -> list[bytes]:
-    """Return the records of an executable: PTX, binary, what XLA splits off beside, and the rest of the message.
-
-    Layout: a varint-delimited xla.ifrt.SerializedXlaExecutableMetadata, then xla.ExecutableAndOptionsProto, whose
-    executable is a file of records: a manifest, and parts of an xla.gpu.GpuExecutableProto. Since jaxlib 0.11.1 the
-    message around it is such a file too, and the executable one of its records. Raises ValueError for anything else.
-    """
-    _, body = wire.delimited(serialized)
-    records = riegeli.records(body) if body.startswith(riegeli.SIGNATURE) else wire.find(body, EXECUTABLE)
-    executable = next((record for record in records if record.startswith(riegeli.SIGNATURE)), None)
-    if executable is None:
-        raise ValueError("no executable")
-    _manifest, *rest = riegeli.records(executable)
-    if len(rest) < 3:
-        raise ValueError("an executable in fewer parts than expected")
-    return rest

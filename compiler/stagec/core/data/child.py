@@ -32,10 +32,11 @@ child.answer(request)
 """
 
 
-def call(function: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
+def call(function: Callable[..., Any], data: bytes, *arguments: Any, memory: int = MEMORY) -> Any:
     """Return the result of `function(data, *arguments)`, called in another process.
 
     function: one at the top of a module; its other arguments and its result are JSON values.
+    memory: the bytes that the child may map, beside eight for each of the data.
     Raises ValueError if the function raises one, with the same message, and if the process ends in another way.
     """
     seconds = SECONDS + len(data) // BYTES_A_SECOND
@@ -43,7 +44,7 @@ def call(function: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
         "module": function.__module__,
         "function": function.__name__,
         "arguments": arguments,
-        "memory": MEMORY + 8 * len(data),
+        "memory": memory + 8 * len(data),
         "seconds": seconds,
         "answer": LARGEST_ANSWER,
         "path": sys.path,

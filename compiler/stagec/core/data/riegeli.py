@@ -13,8 +13,7 @@ import itertools
 import struct
 from collections.abc import Callable, Iterator
 
-from stagec.backends.gpu import highwayhash
-from stagec.core.data import wire
+from stagec.core.data import highwayhash, wire
 
 SIGNATURE = bytes.fromhex("83af70d10d884a3f")
 """The first bytes of every file."""
