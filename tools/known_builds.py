@@ -4,6 +4,7 @@
     python tools/known_builds.py examine PACKAGE[==VERSION] [...]
     python tools/known_builds.py test [--wheels FOLDER] [PACKAGE[==VERSION] ...]
     python tools/known_builds.py names [VERSION ...]
+    python tools/known_builds.py places WHEEL [WHEEL ...]
 
 `add` examines wheels of jaxlib and of its plugins, compiles with each (`stagec/building/examination.py`), and writes
 its row into compiler/stagec/patches/known_builds.json, and the row of a new release of jaxlib into
@@ -11,7 +12,8 @@ manifests/releases.toml. A build that is not as those that are known gets no row
 it prints what is different. `examine` fetches wheels with pip, the newest unless you say a version, does the same for
 those without a row, and prints the row. `test` fetches the wheels of rows with pip, does the same, and compares. Both
 change nothing. `names` installs jax and jaxlib of each version into a folder, and prints the private names
-(private_names.txt) that they do not have; without a version it looks at those that are installed.
+(private_names.txt) that they do not have; without a version it looks at those that are installed. `places` writes into
+compiler/stagec/patches/places.json where wheels with a row have the sites of changes, and those of no others.
 
 A wheel of jaxlib needs the Python that it is for: run this with each. Where another stands in, `--under` says how. One
 for aarch64 needs such a Python of the same version, with an emulator in front of it on another machine: `--python`
@@ -38,7 +40,7 @@ sys.path.insert(0, str(ROOT / "compiler"))
 
 from stagec.backends.gpu import nvidia  # noqa: E402  # found through the line above
 from stagec.core.builds import platforms, releases  # noqa: E402
-from stagec.patches import known_builds  # noqa: E402
+from stagec.patches import known_builds, places  # noqa: E402
 from stagec.patches.known_builds import Build  # noqa: E402
 
 PLATFORMS = {"jaxlib": "cpu"} | {
@@ -67,6 +69,9 @@ def main() -> int:
     names = commands.add_parser("names", help="say which private names a release of jax and jaxlib does not have")
     names.add_argument("versions", nargs="*", help="such as 0.12.0 (default: what is installed)")
     names.set_defaults(run=run_names)
+    placed = commands.add_parser("places", help="write where wheels have the sites of changes")
+    placed.add_argument("wheels", nargs="+", type=Path)
+    placed.set_defaults(run=run_places)
     for command, run in ((add, run_add), (examine, run_examine), (test, run_test)):
         command.add_argument("--python", default=sys.executable, help="the Python that compiles (default: this one)")
         command.add_argument("--under", default="", help="try wheels for another Python: how this one stands in for it")
@@ -158,6 +163,27 @@ def run_names(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def run_places(options: argparse.Namespace) -> int:
+    """Write where wheels have the sites of changes; return the exit status."""
+    known = {row.build_id for row in known_builds.rows()}
+    table: dict[str, dict[str, list[int]]] = {}
+    for wheel in sorted(options.wheels, key=lambda wheel: str(wheel.name)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = library_of(wheel, folder)
+            with known_builds.mapped(path) as code:
+                if code.build_id() not in known:
+                    print(f"{wheel.name}: has no row")
+                    return 1
+                finds = known_builds.LIBRARIES[path.name].sites[code.architecture]
+                sought = {change: find(code) for change, find in finds.items() if change in places.CHANGES}
+                table[code.build_id()] = {
+                    change: [address - code.address for address in addresses] for change, addresses in sought.items()
+                }
+    lines = ",\n".join(f"{json.dumps(build_id)}: {json.dumps(rows)}" for build_id, rows in table.items())
+    places.TABLE.write_text(f"{{\n{lines}\n}}\n", "ascii")
+    return 0
+
+
 class Unsuitable(Exception):
     """A wheel that gets no row, or is not as its row says."""
 
@@ -171,13 +197,19 @@ def described(wheel: Path, any_python: str) -> Build:
     tag = parts[4] if distribution == "jaxlib" else ""
     if tag not in ("", known_builds.python_tag()) and not any_python:
         raise Unsuitable(f"it is for {tag}; this is {known_builds.python_tag()}")
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
-        member = next(name for name in archive.namelist() if name.endswith("/" + LIBRARIES[distribution]))
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            build = known_builds.examined(Path(archive.extract(member, folder)))
+            build = known_builds.examined(library_of(wheel, folder))
         except known_builds.PatchError as error:
             raise Unsuitable(f"{error}") from error
     return dataclasses.replace(build, version=parts[2], python=tag)
+
+
+def library_of(wheel: Path, folder: str) -> Path:
+    """Unpack the library of a wheel into a folder; return its path."""
+    library = LIBRARIES[wheel.name.partition("-")[0].replace("_", "-")]
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(next(n for n in archive.namelist() if n.endswith("/" + library)), folder))
 
 
 def tried(wheel: Path, row: Build, python: str, under: str) -> Build:

@@ -1,10 +1,12 @@
 """The builds that are known: the table, those that are installed here, and what is refused.
 
-Modules: `patches/descriptors.py`, `core/data/elf.py`, `patches/hash_seeds.py`, `pjrt/compatibility.py`.
+Modules: `patches/descriptors.py`, `core/data/elf.py`, `patches/hash_seeds.py`, `patches/places.py`,
+`pjrt/compatibility.py`.
 """
 
 import ctypes
 import dataclasses
+import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -16,13 +18,14 @@ import pytest
 from stagec.building import examination
 from stagec.core.builds import releases
 from stagec.core.data import elf
-from stagec.patches import hash_seeds, known_builds, machine_code
+from stagec.patches import hash_seeds, known_builds, machine_code, places
 from stagec.pjrt import compatibility
 from tests.backends.deviceless import installed
 from tests.building import COMPILER, ROOT
 from tests.patches.test_machine_code import run
 
 ROWS = known_builds.rows()
+PLACES = json.loads(places.TABLE.read_text("ascii"))
 PLATFORMS = [
     "cpu",
     pytest.param(
@@ -44,6 +47,30 @@ def test_the_build_that_is_installed_is_as_its_row_says(platform: str) -> None:
     row = next(row for row in ROWS if row.build_id == found.build_id)
     assert (found.library, found.sites, found.lacks) == (row.library, row.sites, row.lacks)
     assert examination.made(platform, row) == (row.made, row.follows_seed)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS[:2])
+def test_where_a_library_has_its_sites_is_what_a_search_says(platform: str) -> None:
+    path = examination.library(platform)
+    with machine_code.mapped(path) as code:
+        finds = known_builds.LIBRARIES[path.name].sites[code.architecture]
+        for change, known in PLACES.get(code.build_id(), {}).items():
+            assert known == [address - code.address for address in finds[change](code)], change
+
+
+def test_places_are_of_builds_that_are_known() -> None:
+    of = {row.build_id: row for row in ROWS}
+    for build_id, changes in PLACES.items():
+        row = of[build_id]
+        assert {change: len(known) for change, known in changes.items()} == {
+            change: row.sites[change] for change in places.CHANGES if change in row.sites
+        }
+
+
+@pytest.mark.pinned
+def test_nobody_searches_a_library_of_our_own_locks() -> None:
+    with elf.opened(examination.library("cpu")) as file:
+        assert file.build_id in PLACES
 
 
 def test_every_row_is_whole() -> None:
@@ -313,7 +340,7 @@ def test_a_seed_becomes_a_constant(tmp_path: Path, architecture: str, code: str,
     before, after = (b"\x90" * 72 + bytes.fromhex(text.replace(" ", "")) + b"\x90" * 72 for text in (code, changed))
     memory = bytearray(before)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    library = machine_code.Code(tmp_path / "libtpu.so", start, start, len(memory), architecture)
+    library = machine_code.Code(tmp_path / "libtpu.so", start, start, len(memory), architecture, is_file=True)
     (change,) = hash_seeds.patches(library, 0x1234)
     at = change.address - start
     assert before[at : at + len(change.before)] == change.before

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from stagec.hardware.x86 import Isa
+from stagec.patches import places
 from stagec.patches.machine_code import Code, Patch, room_near
 
 # Compilers keep rbx: `xchg rbx, r; cpuid; xchg rbx, r`. A jump fits in place of the first two.
@@ -51,19 +52,29 @@ def patches(code: Code, isa: Isa, everywhere: bool = False) -> tuple[Patch, ...]
 @functools.cache
 def sites(code: Code) -> tuple[int, ...]:
     """Return the addresses of the instructions that detect the host for LLVM; none if it does not."""
+    if (known := places.of(code, "cpuid")) is not None:
+        return tuple(at for at in known if _is_exchanged(at) or ctypes.string_at(at, len(_XGETBV)) == _XGETBV)
     host = next(hosts(code), None)  # `known_builds.examined` searches to the end, which takes four times as long
     if host is None:
         return ()
-    addresses = []
-    for at in code.find(_CPUID, host, _NEAR):
-        before = ctypes.string_at(at - _XCHG_SIZE, _XCHG_SIZE)
-        after = ctypes.string_at(at + len(_CPUID), _XCHG_SIZE)
-        # Only this form has room for a jump of five bytes, and no jump leads into the middle of it: both exchanges
-        # are in one piece of assembly, which a header of the compiler has.
-        if before == after and before[0] in _WIDE and before[1] == 0x87:
-            addresses.append(at - _XCHG_SIZE)
+    sought = (at - _XCHG_SIZE for at in code.find(_CPUID, host, _NEAR))
     # XCR0 says which registers the system saves. Without AVX-512 there, LLVM would drop it from a target that has it.
-    return (*addresses, *code.find(_XGETBV, host, _NEAR))
+    return (*filter(_is_exchanged, sought), *code.find(_XGETBV, host, _NEAR))
+
+
+def _is_exchanged(address: int) -> bool:
+    """Whether instructions are `xchg rbx, r; cpuid; xchg rbx, r`.
+
+    Only this form has room for a jump of five bytes, and no jump leads into the middle of it: both exchanges are in one
+    piece of assembly, which a header of the compiler has.
+    """
+    before, asked, after = _around(address)
+    return asked == _CPUID and before == after and before[0] in _WIDE and before[1] == 0x87
+
+
+def _around(address: int) -> tuple[bytes, bytes, bytes]:
+    code = ctypes.string_at(address, 2 * _XCHG_SIZE + len(_CPUID))
+    return code[:_XCHG_SIZE], code[_XCHG_SIZE:-_XCHG_SIZE], code[-_XCHG_SIZE:]
 
 
 @functools.cache
@@ -72,15 +83,15 @@ def every_site(code: Code) -> tuple[int, ...]:
 
     Others are in libraries that do not ask while a model is traced: OpenSSL, and oneDNN if nothing uses it.
     """
-    addresses = []
-    for at in code.find(_CPUID):
-        around = ctypes.string_at(at - _XCHG_SIZE, 2 * _XCHG_SIZE + len(_CPUID))
-        before, after = around[:_XCHG_SIZE], around[-_XCHG_SIZE:]
-        kept = before == after and before[1] == 0x87  # xchg; cpuid; xchg
-        copied = before[1] == 0x89 and after[1] == 0x87  # mov; cpuid; xchg
-        if (kept or copied) and before[0] in _WIDE and after[0] in _WIDE:
-            addresses.append(at - _XCHG_SIZE)
-    return tuple(addresses)
+    known = places.of(code, "every_cpuid")
+    return tuple(filter(_keeps_rbx, (at - _XCHG_SIZE for at in code.find(_CPUID)) if known is None else known))
+
+
+def _keeps_rbx(address: int) -> bool:
+    before, asked, after = _around(address)
+    kept = before == after and before[1] == 0x87  # xchg; cpuid; xchg
+    copied = before[1] == 0x89 and after[1] == 0x87  # mov; cpuid; xchg
+    return asked == _CPUID and (kept or copied) and before[0] in _WIDE and after[0] in _WIDE
 
 
 def hosts(code: Code) -> Iterator[int]:

@@ -14,6 +14,7 @@ import re
 import struct
 from collections.abc import Iterator
 
+from stagec.patches import places
 from stagec.patches.machine_code import Code, Patch
 
 SEED = 0xAD53
@@ -53,6 +54,8 @@ def sites(code: Code) -> tuple[int, ...]:
     """Return the addresses of the instructions that make a seed."""
     if code.architecture == "aarch64":
         return tuple(_on_aarch64(code))
+    if (known := places.of(code, "hash_seeds")) is not None:
+        return tuple(at for at in known if ctypes.string_at(at, len(_STEP)) == _STEP)
     return tuple(code.find(_STEP)) or tuple(_counted(code))
 
 

@@ -49,7 +49,8 @@ class Code:
     """The executable part of a library that lies in this process's memory: `size` bytes at `address`.
 
     start: the address of the library's first byte, from which it counts its own. path: its file.
-    architecture: that of its instructions, by the name of `uname -m`.
+    architecture: that of its instructions, by the name of `uname -m`. is_file: whether this is its file, which
+    somebody examines, and not what runs.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class Code:
     address: int
     size: int
     architecture: str = "x86_64"
+    is_file: bool = False
 
     @property
     def library(self) -> str:
@@ -111,7 +113,7 @@ def mapped(path: Path) -> Iterator[Code]:
     """Map the file of a library to look at its code, which cannot run. Raises PatchError when it cannot be read."""
     with _read(path) as file:
         start = ctypes.addressof(ctypes.c_char.from_buffer(file.data))
-        yield Code(path, start, start + file.code.offset, file.code.size, file.architecture)
+        yield Code(path, start, start + file.code.offset, file.code.size, file.architecture, is_file=True)
 
 
 @contextlib.contextmanager
