@@ -37,6 +37,9 @@ pytestmark = [
     ),
 ]
 ON_DEVICE = fake.ROOT / "tools" / "on_device"
+BEFORE_A_RELEASE = pytest.mark.skipif(
+    "STAGEC_INSTALLS" not in os.environ, reason="it installs 300 MB, or takes minutes: set STAGEC_INSTALLS=1"
+)
 FUNCTIONS = ("dense", "transformer_step", "triton", "mosaic", "factorized")
 
 
@@ -134,6 +137,7 @@ def prepared(h100: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@BEFORE_A_RELEASE
 def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_path: Path) -> None:
     """`tools/on_device` with XLA's own plugin, and with JAX. Only numbers and times are other than on a device."""
     # Golden results last: one of them hangs until its time is over, and the limits of others are for a busy machine.
@@ -172,7 +176,7 @@ def test_all_that_a_device_is_asked(h100: dict[str, str], prepared: Path, tmp_pa
     assert {measured["autotune", name, finds] for name in ("product", "layer")} == {"it does"}
 
 
-@pytest.mark.skipif("STAGEC_INSTALLS" not in os.environ, reason="it installs 300 MB: set STAGEC_INSTALLS=1")
+@BEFORE_A_RELEASE
 @pytest.mark.skipif(importlib.util.find_spec("ensurepip") is None, reason="this Python makes no environments")
 def test_one_command_prepares_for_two_devices(h100: dict[str, str], tmp_path: Path) -> None:
     """It needs Python alone, and installs JAX and its plugin."""
@@ -190,6 +194,7 @@ def test_one_command_prepares_for_two_devices(h100: dict[str, str], tmp_path: Pa
         assert ("loaded" in loaded) == (part.name == "h100-sxm"), loaded
 
 
+@BEFORE_A_RELEASE
 def test_a_kernel_without_a_result_is_told(h100: dict[str, str], prepared: Path, tmp_path: Path) -> None:
     """The kernels of one function were timed instead of another's."""
     folder, out = tmp_path / "folder", tmp_path / "out"

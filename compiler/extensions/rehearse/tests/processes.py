@@ -129,7 +129,7 @@ PROGRAMS = {"equinox_loop": 1, "paged_decode": 1, "blackjax_nuts": 1, "fsdp": 8,
 BY_HAND = {"mjx_rollout": 1, "maxtext_train": 1}
 """More of them, whose packages no lock of the suite has."""
 ALL = "STAGEC_ALL_PROGRAMS" in os.environ
-"""Whether each program is tried on each device, as //tests:release does. Otherwise each is tried on one."""
+"""Whether each program is tried on each device, as //tests:release does. Otherwise most are tried on one."""
 
 
 def found_again(name: str, device: str, target: str, devices: int, cwd: Path, *words: str) -> Found:

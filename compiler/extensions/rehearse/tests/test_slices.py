@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.extensions.rehearse.tests.processes import PROGRAMS, built, found_again, run, stagec
+from compiler.extensions.rehearse.tests.processes import ALL, PROGRAMS, built, found_again, run, stagec
 from stagec.backends.tpu import compiler
 from stagec.jaxcache import jax_entries
 from stagec_rehearse import programs, running
@@ -53,7 +53,7 @@ jax.jit(lambda x: (x[:, None] * jnp.ones((1, 8))) @ jnp.ones((8, 8)))(large)
 
 
 @with_libtpu
-@pytest.mark.parametrize(("name", "target"), [("equinox_loop", "v5e:1x1"), ("fsdp", "v5e:2x4")])
+@pytest.mark.parametrize(("name", "target"), [*[("equinox_loop", "v5e:1x1")] * ALL, ("fsdp", "v5e:2x4")])
 def test_a_program_finds_all_that_it_compiles(name: str, target: str, tmp_path: Path) -> None:
     """On one device, and on all of a host."""
     result = found_again(name, "v5e", target, PROGRAMS[name], tmp_path)

@@ -150,9 +150,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PROGRAMS if name != "many"] if ALL else ["equinox_loop", "blackjax_nuts"]
-)
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "many"] if ALL else ["blackjax_nuts"])
 def test_a_program_finds_all_that_it_compiles(name: str, tmp_path: Path) -> None:
     """Also where XLA runs a program as a graph, with its loops and copies."""
     if name == "blackjax_nuts" and not importlib.util.find_spec("blackjax"):
