@@ -225,8 +225,8 @@ def started(server: str, model: str, served: Path, folder: Path) -> Iterator[tup
     if server in ("stagec", "workers"):
         words = ["-m", "stagec", "serve", str(served), "--port", str(port), "--drain", "0", "--sequences", "100"]
         words += ["--workers", "2"] if server == "workers" else []
-    elif server == "bare":
-        words = ["-m", "benchmarks.bare", str(port)]
+    elif server in ("bare", "bare XLA"):
+        words = ["-m", "benchmarks.bare", str(port), *([str(served)] if server == "bare XLA" else [])]
     else:
         words = ["-m", "benchmarks.rivals", server, model, str(port)]
     paths = [str(COMPILER), *EXTENSIONS, str(ROOT), *sys.path, str(folder / "packages")]
