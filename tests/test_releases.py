@@ -133,6 +133,19 @@ def test_the_image_is_pushed_by_bazel_run(workspace: Workspace, tmp_path: Path) 
         registry.close()
 
 
+def test_the_registry_tries_a_python_of_rules_python(tmp_path: Path) -> None:
+    """What its commands make of the workspace; `tools/bazel7` has none of rules_python's modules."""
+    shutil.copytree(ROOT / "tests" / "e2e", tmp_path, dirs_exist_ok=True)
+    presubmit = (ROOT / ".bcr" / "presubmit.yml").read_text()
+    commands = re.findall(r"^        - ((?:sed|cat) .*)$", presubmit, re.MULTILINE)
+    assert len(commands) == 2
+    for words in commands:
+        subprocess.run(["bash", "-c", words], cwd=tmp_path, check=True)
+    made = (tmp_path / "MODULE.bazel").read_text()
+    assert 'stagec.python(lock = "//:requirements.lock", python = "@python_3_12_host//:python")\n' in made
+    assert 'use_repo(python, "python_3_12_host")\n' in made
+
+
 def test_a_second_builder(workspace: Workspace, tmp_path: Path) -> None:
     """Two keys for one bundle: of who built it, and of who built it again in another checkout."""
     release, checkout = tmp_path / "release", tmp_path / "second" / "user"

@@ -28,7 +28,7 @@ from stagec.loader import crossings as first_calls
 from stagec.loader.once import Once
 from stagec.loader.selection import Asked, select
 from stagec.patches import known_builds
-from stagec.pjrt import compatibility, host
+from stagec.pjrt import abi, compatibility, host
 from tests.building import ROOT, checked, stagec as command
 from tests.bundles import edited, edited_descriptions, whole_index, with_index
 from tests.loader.test_selection import EXECUTABLE, EXPORTED, HERE
@@ -485,6 +485,18 @@ def test_inspect_lists_what_an_executable_runs(zoo: Path) -> None:
 def test_a_transform_differs_where_the_newest_reads_it() -> None:
     measured = crossings.readers(["kernel", "fft fft c64 c64"], Jaxlib(HERE_NOW), "x86_64")
     assert (measured["0.11.0"], "had other bits" in measured["0.12.0.1"]) == ("", True)
+
+
+def test_a_runtime_that_cannot_be_asked(tmp_path: Path) -> None:
+    """No answer is kept of it: the next time there may be one."""
+    assert abi.refusal("no.so", b"") == "it does not say which runtime it needs"
+    library = str(tmp_path / "plugin.so")
+    why = abi.refusal(library, b"x")
+    assert why.startswith(
+        "XLA cannot be asked whether its runtime here is new enough: what reads it ended with status 1: "
+    )
+    Path(library).write_bytes(b"x")
+    assert abi.refusal(library, b"x") != why
 
 
 def test_a_device_that_nobody_measured() -> None:

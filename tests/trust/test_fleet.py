@@ -69,8 +69,14 @@ def test_what_older_jaxlibs_made_counts_where_it_was_measured() -> None:
     rows = fleet.serves(Archive(BUNDLE).index, ["0.12.0.1"], kinds=lambda _: {"kernel", "custom-call mine"})
     assert [(row["ok"], row["measured"]) for row in rows] == [(False, 0)]
     assert "; of an older jaxlib: nobody has measured custom-call mine of jaxlib 0.10.2; of the" in fleet.summary(rows)
-    (row,) = fleet.serves(Archive(BUNDLE).index, ["99.0"], kinds=lambda _: {"kernel"})
+    index = Archive(BUNDLE).index
+    (row,) = fleet.serves(index, ["99.0"], kinds=lambda _: {"kernel"})
     assert row["refused"]["n = 1"] == "nobody has measured what jaxlib 0.10.2 made with jaxlib 99.0 on x86_64"
+    (target,) = index["targets"].values()
+    device = {**target, "platform": "cuda", "device_kind": "NVIDIA H100 80GB HBM3"}
+    (row,) = fleet.serves({**index, "targets": {"cpu-avx2": device}}, ["0.12.0.1"], kinds=lambda _: {"kernel"})
+    measured = "nobody has measured what jaxlib 0.10.2 made with jaxlib 0.12.0.1 on NVIDIA H100 80GB HBM3"
+    assert (row["measured"], row["refused"]["n = 1"]) == (0, measured)
 
 
 def test_what_nobody_knows_serves_nobody(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Crossings:
         self._index = ""  # the digest of the bundle's, once it is needed
         self._here = crossings.Jaxlib(host.jaxlib, compatibility.build_id())
         self._kinds: dict[str, frozenset[str]] = {}  # by member
+        self._versions: dict[str, bytes] = {}  # of the runtime that an executable for a GPU needs, by member
         self._refusals: dict[tuple[str, str, float], str] = {}  # by member, jaxlib that made it, and tolerance
 
     def refusal(self, archive: Archive | None, name: str, offer: Offer) -> str:
@@ -58,17 +59,14 @@ class Crossings:
     def _told_by_xla(self, archive: Archive, offer: Offer) -> str:
         from stagec.pjrt import abi  # most processes have no executable for a GPU
 
-        which = offer.member, "", 0.0
         plugin = PLATFORMS[offer.platforms[0]].plugin
         assert plugin is not None
-        if which not in self._refusals:
-            try:
-                version = gpu_executables.abi_version(bytes(archive[offer.member]))
-                why = abi.refusal(str(packages.library(plugin)), version)
-            except (LoadError, ValueError) as error:
-                why = str(error)
-            self._refusals[which] = f"XLA refuses it: {why}" if why else ""
-        return self._refusals[which]
+        try:
+            if offer.member not in self._versions:
+                self._versions[offer.member] = gpu_executables.abi_version(bytes(archive[offer.member]))
+        except (LoadError, ValueError) as error:
+            return str(error)
+        return abi.refusal(str(packages.library(plugin)), self._versions[offer.member])
 
     def _refusal(self, archive: Archive, function: Mapping[str, Any], offer: Offer, tolerance: float) -> str:
         which = offer.member, offer.versions["jaxlib"], tolerance

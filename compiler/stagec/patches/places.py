@@ -2,8 +2,9 @@
 
 To search jaxlib's code takes a process that compiles 0.1 CPU seconds, and one that exports 0.24, a tenth of its start.
 places.json has the addresses by build-id, counted from the first byte of the code; `tools/known_builds.py places`
-writes them. Each is looked at again, and `known_builds.known` counts them: so an address that has something else is an
-error as it was with a search.
+writes them. Each is looked at again, and `known_builds.known` counts those that are left: so an address that has
+something else is an error as it was with a search. Only a search would find a site more; a build has none more than its
+row says, and the build-id says which build it is.
 """
 
 from __future__ import annotations

@@ -24,17 +24,24 @@ _ADDRESSES = 1 << 46
 """What a child may map: CUDA takes addresses for all memory of the machine and of its devices."""
 
 
-@functools.cache
 def refusal(plugin: str, version: bytes) -> str:
-    """Return why XLA says that the runtime here does not fit an executable; "" if it says that it fits.
+    """Return why an executable must not run on the runtime here; "" if XLA says that it fits.
 
-    A child process makes a client for the devices of this machine, once for each version.
+    A child process makes a client for the devices of this machine, once for each version that XLA answers for.
     plugin: the path of XLA's library. version: the executable's, as `gpu_executables.abi_version` returns it.
     """
+    if not version:
+        return "it does not say which runtime it needs"
     try:
-        return str(child.call(answer, version, plugin, memory=_ADDRESSES))
+        why = _answered(plugin, version)
     except ValueError as error:
-        return f"its runtime cannot be asked: {error}"
+        return f"XLA cannot be asked whether its runtime here is new enough: {error}"
+    return f"XLA refuses it: {why}" if why else ""
+
+
+@functools.cache  # of answers alone: a device that was busy may answer the next time
+def _answered(plugin: str, version: bytes) -> str:
+    return str(child.call(answer, version, plugin, memory=_ADDRESSES))
 
 
 def answer(version: bytes, plugin: str) -> str:
