@@ -75,10 +75,11 @@ def repeat(bundle: Path, count: int, out: Path) -> None:
     The others cannot run: their members are short.
     """
     from stagec.bundle import archive as archives
+    from stagec.bundle.members import Content, bundle_members, pieces
 
     archive = archives.Archive(bundle)
     ((name, function),) = archive.index["functions"].items()
-    members: dict[str, archives.Content] = {member: archive[member] for member in archive.index["members"]}
+    members: dict[str, Content] = {member: archive[member] for member in archive.index["members"]}
     functions = {name: function}
     for number in range(1, count):
         other = f"{name}_{number}"
@@ -92,7 +93,7 @@ def repeat(bundle: Path, count: int, out: Path) -> None:
         copied = {**function, "function": other, "executables": executables, "exported": own(function["exported"])}
         functions[other] = {**copied, "description": own(function["description"])}
     with out.open("wb") as file:
-        for piece in archives.pieces(archives.bundle({**archive.index, "functions": functions}, members)):
+        for piece in pieces(bundle_members({**archive.index, "functions": functions}, members)):
             file.write(piece)
 
 

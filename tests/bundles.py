@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from stagec.bundle import archive
-from stagec.bundle.archive import INDEX, encode
+from stagec.bundle.archive import INDEX
 from stagec.bundle.index import FUNCTIONS
+from stagec.bundle.members import bundle_members, encode
 from tests.building import build
 
 
@@ -27,7 +27,7 @@ def whole_index(members: Mapping[str, bytes]) -> dict[str, Any]:
 def with_index(index: Mapping[str, Any], members: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the members of a bundle with this index: its functions and all digests are written again."""
     others = {name: data for name, data in members.items() if name not in (INDEX, FUNCTIONS)}
-    return archive.bundle(index, others)  # type: ignore[return-value]  # all are bytes
+    return bundle_members(index, others)  # type: ignore[return-value]  # all are bytes
 
 
 def reindexed(members: dict[str, bytes], edit: Callable[[dict[str, Any]], object]) -> None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from stagec.bundle.archive import encode
+from stagec.bundle.members import encode
 from stagec.bundle.writing import Export, Member, gather
 from stagec.core.builds.specs import function_spec
 from tests.building import checked

@@ -17,8 +17,9 @@ import pytest
 
 import stagec
 from stagec.bundle.additions import bases
-from stagec.bundle.archive import Archive, pieces
+from stagec.bundle.archive import Archive
 from stagec.bundle.index import key_of
+from stagec.bundle.members import pieces
 from stagec.core.builds import releases
 from stagec.trust.verification import verify
 from tests.building import ROOT, checked

@@ -356,8 +356,8 @@ def read(folder: Path, writer: str) -> None:
     from stagec.bundle.description import Description
     from stagec.core.messages.refusal import Refusal
     from stagec.pjrt import clients, compatibility
-    from stagec.pjrt.arrays import random_arrays
     from stagec.pjrt.calling_convention import Signature
+    from stagec.pjrt.making import random_arrays
 
     out = folder / writer / compatibility.version()
     out.mkdir(exist_ok=True)

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from stagec.loader.function import Function as Function
     from stagec.loader.load import load as load
     from stagec.local.building import build as build
-    from stagec.pjrt.arrays import (
-        device_put as device_put,
-        make_array_from_single_device_arrays as make_array_from_single_device_arrays,
-    )
     from stagec.pjrt.clients import devices as devices
     from stagec.pjrt.distributed import distributed as distributed
     from stagec.pjrt.dlpack import from_dlpack as from_dlpack
-    from stagec.pjrt.process_local import make_array_from_process_local_data as make_array_from_process_local_data
+    from stagec.pjrt.making import (
+        device_put as device_put,
+        make_array_from_process_local_data as make_array_from_process_local_data,
+        make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+    )
     from stagec.stages.compiled import Compiled as Compiled
     from stagec.stages.errors import CannotLower as CannotLower, NotExported as NotExported
     from stagec.stages.exported import Exported as Exported
@@ -66,10 +66,9 @@ _MODULES = {
     "core.messages.errors": ("StagecError",),
     "frontends.staging": ("jit",),
     "frontends.common.jit": ("Traced", "Wrapped"),
-    "pjrt.arrays": ("device_put", "make_array_from_single_device_arrays"),
     "pjrt.clients": ("devices",),
     "pjrt.distributed": ("distributed",),
-    "pjrt.process_local": ("make_array_from_process_local_data",),
+    "pjrt.making": ("device_put", "make_array_from_process_local_data", "make_array_from_single_device_arrays"),
     "pjrt.dlpack": ("from_dlpack",),
     "loader.function": ("Function",),
     "loader.bundle": ("Bundle",),

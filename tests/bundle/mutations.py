@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
-from stagec.bundle.archive import INDEX, Archive, digest, encode
+from stagec.bundle.archive import INDEX, Archive
 from stagec.bundle.index import FUNCTIONS
+from stagec.bundle.members import digest, encode
 from stagec.core.data import strict_json
 from stagec.stages.exported import Exported
 

@@ -53,8 +53,9 @@ def repacked_bundle(data: bytes) -> str:
     the same bytes. It is inspected, and what is stripped of it is a bundle.
     """
     from stagec.audit import inspection
-    from stagec.bundle import archive as archives, index
-    from stagec.bundle.archive import Archive, encode, members_table
+    from stagec.bundle import index
+    from stagec.bundle.archive import Archive
+    from stagec.bundle.members import bundle_members, encode, members_table
     from stagec.bundle.stripping import strip
     from stagec.core.messages.errors import StagecError
     from stagec.core.messages.refusal import LoadError
@@ -67,7 +68,7 @@ def repacked_bundle(data: bytes) -> str:
         return f"refused: {error.code}"
     table = members_table(members)
     assert archive.index["members"] == table, "a member was handed out that is not what the index says"
-    assert encode(archives.bundle(archive.index, members)) == data, "read, and not the one encoding"
+    assert encode(bundle_members(archive.index, members)) == data, "read, and not the one encoding"
     Archive("x", encode(strip(archive))).check_all()
     with _on_disk(data) as path, contextlib.suppress(StagecError):
         inspection.as_text(inspection.inspect(path))

@@ -28,11 +28,10 @@ from hypothesis import given, seed, settings, strategies as st
 
 import stagec
 from stagec.audit import adding
-from stagec.bundle import archive as archives
-from stagec.bundle.additions import bases
-from stagec.bundle.archive import INDEX, Archive, encode, encode_index, pieces
-from stagec.bundle.functions import split
-from stagec.bundle.index import FUNCTIONS, order
+from stagec.bundle.additions import bases, order
+from stagec.bundle.archive import INDEX, Archive, encode_index
+from stagec.bundle.index import FUNCTIONS
+from stagec.bundle.members import bundle_members, encode, pieces, split
 from stagec.bundle.writing import Member, extend
 from stagec.checking import crossing
 from stagec.core.builds import actions, releases
@@ -601,7 +600,7 @@ def extended_by(archive: Archive, release: str) -> Archive:
         function["executables"] += [{**row, "versions": {**row["versions"], "jaxlib": release}} for row in new]
         function["executables"].sort(key=order)
     index["base"] = {**base, "sha256": archive.sha256()}
-    return Archive("x", encode(archives.bundle(index, members)))
+    return Archive("x", encode(bundle_members(index, members)))
 
 
 def test_many_additions_are_read_as_often_as_one(

@@ -1,6 +1,6 @@
 """The container of a bundle: its encoding, and everything that is not it.
 
-Modules: `core/data/reading.py`.
+Modules: `bundle/members.py`, `core/data/reading.py`.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from stagec.bundle import archive
-from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle import archive, members
+from stagec.bundle.archive import INDEX, Archive, encode_index
+from stagec.bundle.members import Stored, encode, members_table
 from stagec.core.messages.refusal import LoadError
 
 DATA = {"a.xla": b"x" * 5000, "b.json": b"{}", "folder/c": b""}
@@ -95,7 +96,7 @@ def test_limits_of_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "LARGEST_FILE", size - 1)
     with pytest.raises(ValueError, match=f"the members take more than the {size - 1:,} bytes of one bundle"):
         encode(DATA)
-    monkeypatch.setattr(archive, "MOST_MEMBERS", 2)
+    monkeypatch.setattr(members, "MOST_MEMBERS", 2)
     with pytest.raises(ValueError, match="3 members are over the limit of 2"):
         encode(DATA)
 
@@ -107,21 +108,21 @@ def test_more_than_4_gib(tmp_path: Path) -> None:
     listed = {name: {"sha256": digest[:-1] + name, "bytes": size} for name, size in sizes.items()}
     index = encode_index({"format": archive.FORMAT, "members": listed})
     entries = [("index.json", zlib.crc32(index), len(index))]
-    placed, directory = archive._layout(entries + [(name, 0, size) for name, size in sizes.items()])
+    placed, directory = archive.layout(entries + [(name, 0, size) for name, size in sizes.items()])
     path = tmp_path / "x.aot"
 
     def write(directory: bytes) -> None:
         with path.open("wb") as file:
             for entry in placed:
                 file.seek(entry.at)
-                file.write(archive._local_header(entry) + (index if entry.name == "index.json" else b""))
+                file.write(archive.local_header(entry) + (index if entry.name == "index.json" else b""))
             file.seek(entry.start)
             file.write(directory)
 
     def headers(path: Path) -> None:
         found = Archive(path, check=anything)
         for name in sizes:
-            archive.Stored(found, name)  # looks at what is before the member
+            Stored(found, name)  # looks at what is before the member
 
     write(directory)
     found = Archive(path, check=anything)

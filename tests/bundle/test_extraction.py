@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stagec.bundle.archive import Archive, bundle, encode
+from stagec.bundle.archive import Archive
 from stagec.bundle.index import FUNCTIONS
+from stagec.bundle.members import bundle_members, encode
 from tests.building import checked, stagec
 
 
@@ -34,7 +35,9 @@ def named(zoo: Path, tmp_path: Path) -> Path:
     found = Archive(zoo)
     names = {"a" * 255, "b/" + "c" * 253, "/".join(["d"] * 128)}
     members = {"loop.exported": found["loop.exported"], **{name: name.encode() for name in names}}
-    (tmp_path / "named.aot").write_bytes(encode(bundle({**found.index, "functions": {}, "weights": {}}, members)))
+    (tmp_path / "named.aot").write_bytes(
+        encode(bundle_members({**found.index, "functions": {}, "weights": {}}, members))
+    )
     return tmp_path / "named.aot"
 
 

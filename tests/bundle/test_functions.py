@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stagec.bundle.archive import INDEX, Archive, encode, encode_index, members_table
+from stagec.bundle.archive import INDEX, Archive, encode_index
 from stagec.bundle.index import FUNCTIONS
+from stagec.bundle.members import encode, members_table
 from stagec.core.data import strict_json
 from stagec.core.messages.refusal import LoadError
 from stagec.trust import attestation

@@ -25,9 +25,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import Phase, given, seed, settings
 
-from stagec.bundle import archive as archives
-from stagec.bundle.archive import Archive, encode
+from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
+from stagec.bundle.members import bundle_members, encode
 from stagec.bundle.safetensors import Tensor, parts
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees import statics
@@ -83,7 +83,7 @@ def bundle(zoo: Path) -> bytes:
     for function in functions:
         used |= {function["exported"], function["description"]}
         used |= {entry[key] for entry in function["executables"] for key in ("executable", "description", "stablehlo")}
-    return encode(archives.bundle(index, {name: archive[name] for name in used}))
+    return encode(bundle_members(index, {name: archive[name] for name in used}))
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,9 @@ import pytest
 from stagec.audit import kernels
 from stagec.backends.gpu import container, cubins
 from stagec.bundle import archive, index, safetensors
-from stagec.bundle.archive import Archive, encode
+from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
+from stagec.bundle.members import bundle_members, encode
 from stagec.core.builds.imports import Files
 from stagec.core.data import gpu_executables, riegeli, wire
 from stagec.core.messages.refusal import LoadError
@@ -128,7 +129,7 @@ def test_the_largest_envelope_that_is_not_signed(tmp_path: Path) -> None:
 
 def test_a_container_of_many_members(bundle: dict[str, Any]) -> None:
     members = {f"{'m' * 240}{i:05}": b"" for i in range(20_000)}
-    data = encode(archive.bundle(bundle["index"], members))
+    data = encode(bundle_members(bundle["index"], members))
     started = time.process_time()
     with pytest.raises(LoadError, match="nobody signed it"):
         Archive("x", data, vouch=refuse)
@@ -159,7 +160,7 @@ def of_function(bundle: dict[str, Any], avals: list[str], count: int = 1, **more
         "executables": [{**entry, "bucket": {"batch": i}} for i in range(count)],
         **more,
     }
-    return encode(archive.bundle({**bundle["index"], "functions": {"mlp": function}}, bundle["contents"]))
+    return encode(bundle_members({**bundle["index"], "functions": {"mlp": function}}, bundle["contents"]))
 
 
 def test_many_expressions(bundle: dict[str, Any]) -> None:
@@ -174,7 +175,7 @@ def test_many_expressions_of_many_functions(bundle: dict[str, Any]) -> None:
     """The limit is one of the bundle: what was read of the functions before counts."""
     few = Archive("x", of_function(bundle, [f"f32[{i}*batch]" for i in range(2, 6000)])).index["functions"]["mlp"]
     functions = {name: {**few, "function": name} for name in ("f", "g", "h")}
-    data = encode(archive.bundle({**bundle["index"], "functions": functions}, bundle["contents"]))
+    data = encode(bundle_members({**bundle["index"], "functions": functions}, bundle["contents"]))
     over = f"avals with expressions for dimensions have over {index.MOST_EXPRESSIONS:,} characters"
     assert quick(read_functions, data) == f"x: functions.jsonl: functions.h: {over}"
     assert Archive("x", data).index["functions"]["h"] == functions["h"]
@@ -206,12 +207,12 @@ def test_functions_as_large_as_they_may_be(bundle: dict[str, Any]) -> None:
     size = len(json.dumps(function, separators=(",", ":")))
     names = [f"f{i}" for i in range((index.LARGEST - 100_000) // size)]
     functions = {name: {**function, "function": name} for name in names}
-    members = archive.bundle({**bundle["index"], "functions": functions}, bundle["contents"])
+    members = bundle_members({**bundle["index"], "functions": functions}, bundle["contents"])
     assert index.LARGEST - len(members[index.FUNCTIONS]) < 2_000_000
     assert quick(read_functions, encode(members)) == ""
     more = {f"{name}{i}": {**function, "function": f"{name}{i}"} for name in names for i in range(2)}
     with pytest.raises(LoadError, match=r"functions\.jsonl has .* bytes, over the limit of 16,777,216"):
-        Archive("x", encode(archive.bundle({**bundle["index"], "functions": more}, bundle["contents"])))
+        Archive("x", encode(bundle_members({**bundle["index"], "functions": more}, bundle["contents"])))
 
 
 def varint(number: int) -> bytes:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import stagec as stagec_package
-from stagec.bundle.archive import FORMAT, Archive, encode
+from stagec.bundle.archive import FORMAT, Archive
 from stagec.bundle.expiry import readable_until
-from stagec.bundle.sources import OnDisk
+from stagec.bundle.members import OnDisk, encode
 from stagec.bundle.writing import Export, Inconsistent, Member, gather
 from stagec.core.builds.version import VERSION
 from stagec.core.messages.refusal import LoadError

@@ -1,7 +1,7 @@
 """Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give.
 
 Modules: `bundle/stripping.py`, `cli/actions/golden.py`, `cli/strip.py`, `frontends/jax/evaluation.py`,
-`frontends/golden_arrays.py`, `checking/golden.py`.
+`frontends/golden_arrays.py`, `checking/golden.py`, `core/sizes/tolerances.py`.
 """
 
 import json
@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from stagec.bundle.archive import Archive
 from stagec.checking import golden
-from stagec.core.sizes.avals import tolerances
+from stagec.core.sizes.tolerances import tolerances
 from tests.building import COMPILER, build, checked, stagec as command
 from tests.bundles import edited, edited_descriptions, whole_index, with_index
 
@@ -294,7 +294,8 @@ CUT_OFF = """
 import os, sys
 from stagec.bundle.safetensors import read
 from stagec.bundle.stripping import strip
-from stagec.bundle.archive import Archive, pieces
+from stagec.bundle.archive import Archive
+from stagec.bundle.members import pieces
 
 bundle, weights = sys.argv[1:]
 members = strip(Archive(bundle))

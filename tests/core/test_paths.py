@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from stagec.bundle import archive, index
+from stagec.bundle import index
+from stagec.bundle.members import encode
 from stagec.cli import files
 from stagec.core.data import paths, writing
 from stagec.core.messages.errors import StagecError
@@ -67,7 +68,7 @@ READERS: dict[str, Callable[[str, Path], object]] = {
     "a file below a folder": _made,
     "a file that a command writes": lambda name, folder: files.write_below(str(folder), name, [b"x"]),
     "a file of a workspace": lambda name, folder: workspace.write(folder, workspace.Changes({name: "text"})),
-    "a member of a bundle": lambda name, _: archive.encode({name: b"x"}),
+    "a member of a bundle": lambda name, _: encode({name: b"x"}),
     "weights beside a bundle": lambda name, _: index._FILE(f"{name}.safetensors"),
     "weights that a request names": _of_request,
     "a file of an image": _of_image,

@@ -505,10 +505,14 @@ def test_loading_and_calling_imports_numpy_and_jaxlib_only(zoo: Path) -> None:
 def test_a_first_call_imports_what_it_needs(zoo: Path) -> None:
     call = f"import numpy; stagec.load({str(zoo)!r})['loop'](numpy.ones(8, numpy.float32))"
     later = (
+        "bundle.members",
+        "core.trees.node_types",
         "trust.attestation",
         "loader.flat",
         "checking.golden",
         "checking.trials",
+        "pjrt.custom_calls",
+        "pjrt.making",
         "pjrt.static_data",
         "stages.locations",
     )
@@ -516,6 +520,14 @@ def test_a_first_call_imports_what_it_needs(zoo: Path) -> None:
         assert importlib.util.find_spec(f"stagec.{name}"), name
         call += f"; assert 'stagec.{name}' not in sys.modules, {name!r}"
     assert "numpy" in imported_by(call)
+
+
+def test_a_process_that_loads_and_calls_reads_few_lines(zoo: Path) -> None:
+    call = f"import numpy; stagec.load({str(zoo)!r})['loop'](numpy.ones(8, numpy.float32))"
+    own = "[module.__file__ for name, module in sys.modules.items() if name.split('.')[0] == 'stagec']"
+    assert "numpy" in imported_by(
+        f"{call}; lines = sum(open(file).read().count('\\n') for file in {own})\nassert 3000 < lines < 7000, lines"
+    )
 
 
 def test_the_import_test_can_fail() -> None:

@@ -1,7 +1,7 @@
 """What is an array for a call: what it is for JAX. NumPy makes one of more objects, and drops what their classes add.
 
 Modules: `stagec_arrays/namespace/creation.py`, `stagec_arrays/namespace/promotion.py`,
-`stagec_arrays/frontend/staging.py`, `pjrt/arrays.py`, `pjrt/calling_convention.py`, `pjrt/process_local.py`.
+`stagec_arrays/frontend/staging.py`, `pjrt/arrays.py`, `pjrt/calling_convention.py`, `pjrt/making.py`.
 """
 
 import array

@@ -2,7 +2,7 @@
 
 `one_of_several.py` is what each of them does.
 
-Modules: `pjrt/process_local.py`.
+Modules: `pjrt/making.py`.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""A jaxlib that is newer than all that stagec was tested with: a program in a child decides, and no number."""
+"""A jaxlib that is newer than all that stagec was tested with: a program in a child decides, and no number.
+
+Modules: `pjrt/probe_program.py`.
+"""
 
 import subprocess
 import sys

@@ -11,7 +11,8 @@ import jaxlib
 import pytest
 
 from stagec.bundle.additions import bases
-from stagec.bundle.archive import Archive, pieces
+from stagec.bundle.archive import Archive
+from stagec.bundle.members import pieces
 from stagec.core.messages.errors import StagecError
 from stagec.core.sizes.avals import parse_aval
 from stagec.loader.selection import Asked, offers, select

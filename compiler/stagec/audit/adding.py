@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from stagec.audit import measurements
 from stagec.bundle import expiry, index
-from stagec.bundle.additions import bases
-from stagec.bundle.archive import Archive, pieces
+from stagec.bundle.additions import bases, jaxlibs, order
+from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
+from stagec.bundle.members import pieces
 from stagec.bundle.writing import Member, extend
 from stagec.core.builds import actions, components, specs
 from stagec.core.data import writing
@@ -89,7 +90,7 @@ def added(
                 problems.append(Problem(archive.path, name, str(error), _OTHERS))
     # A machine with that jaxlib runs only what the first signature covers, and this would change it
     # (`bundle/additions.py`).
-    if wanted and jaxlib in index.jaxlibs(first):
+    if wanted and jaxlib in jaxlibs(first):
         what = f"it was built with executables of jaxlib {jaxlib}, and lacks some: an addition is of a new jaxlib"
         problems.append(Problem(archive.path, "", what, "name it in the manifest for all targets, and build again"))
     if not problems and not wanted:
@@ -130,7 +131,7 @@ run it on a machine of the target's kind, or leave out --reuse"""
 def _missing(function: Mapping[str, Any], jaxlib: str, targets: Collection[str]) -> list[Mapping[str, Any]]:
     """Return the newest executable of a function for each target and bucket without one of this jaxlib."""
     # Of several releases, the newest says what to compile: its description is nearest to the new one's.
-    newest = {index.key_of(entry)[:2]: entry for entry in sorted(function["executables"], key=index.order)}
+    newest = {index.key_of(entry)[:2]: entry for entry in sorted(function["executables"], key=order)}
     here = {index.key_of(entry)[:2] for entry in function["executables"] if entry["versions"]["jaxlib"] == jaxlib}
     return [entry for key, entry in newest.items() if key not in here and (not targets or entry["target"] in targets)]
 
@@ -150,15 +151,15 @@ def _older(archive: Archive, wanted: Sequence[_Wanted]) -> tuple[dict[str, Membe
     here, members, whys = compatibility.version(), dict[str, Member](), dict[str, str]()
     for name, artifact, like, entry, _ in wanted:
         rows = archive.index["functions"][artifact]["executables"]
-        below = index.order({**entry, "versions": {"jaxlib": here}})
-        rows = [row for row in rows if index.key_of(row)[:2] == index.key_of(entry)[:2] and index.order(row) < below]
+        below = order({**entry, "versions": {"jaxlib": here}})
+        rows = [row for row in rows if index.key_of(row)[:2] == index.key_of(entry)[:2] and order(row) < below]
         # A library that a build examined is there by its file's name.
         plugins = {name for name in like.versions if name not in ("jaxlib", "stagec") and not name.endswith(".so")}
         if not rows or plugins:
             of_plugin = f"it belongs to a release of {', '.join(sorted(plugins))} too"
             whys[name] = of_plugin if plugins else "a newer jaxlib made the one that is there"
             continue
-        row = max(rows, key=index.order)
+        row = max(rows, key=order)
         made = measurements.description_of(archive, row)
         description = made._replace(versions={**made.versions, "jaxlib": here}).to_json().encode()
         executable, module = (bytes(archive[row[key]]) for key in ("executable", "stablehlo"))

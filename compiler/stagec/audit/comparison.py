@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stagec.audit import explanation, kernels, measurements
-from stagec.bundle.archive import INDEX, Archive, digest
-from stagec.bundle.index import FUNCTIONS, jaxlibs
+from stagec.bundle.additions import jaxlibs
+from stagec.bundle.archive import INDEX, Archive
+from stagec.bundle.index import FUNCTIONS
+from stagec.bundle.members import digest
 from stagec.core.builds.platforms import GPUS
 from stagec.core.data.strict_json import difference
 from stagec.core.messages.errors import blaming

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stagec.audit import kernels, measurements, processes
-from stagec.bundle import crossings, external, index
+from stagec.bundle import additions, crossings, external
 from stagec.bundle.archive import Archive
 from stagec.bundle.calls import call_of, description_of, of_interface
 from stagec.bundle.description import LARGEST, Description, architecture
@@ -179,7 +179,7 @@ def _bundle_text(report: dict[str, Any], flat: bool) -> str:
     for name, target in report["targets"].items():
         lines.append(f"  target {name}: {measurements.hardware(target)}")
         lines += [f"    {line}" for line in measurements.unpromised(target)]
-    several = index.jaxlibs(report)
+    several = additions.jaxlibs(report)
     if len(several) > 1:
         lines += [f"  jaxlib {release}: {count} executables" for release, count in several.items()]
     if "base" in report:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from stagec.building import inventory
 from stagec.building.inventory import Inventory
+from stagec.bundle.additions import jaxlibs
 from stagec.bundle.archive import Archive
 from stagec.bundle.description import LARGEST, Description
-from stagec.bundle.index import jaxlibs
 from stagec.core.builds.specs import NOT_EXAMINED
 from stagec.core.data import reading
 from stagec.core.messages.errors import blaming

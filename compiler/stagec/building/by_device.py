@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from stagec.bundle import archive
+from stagec.bundle.members import encode, members_table
 from stagec.core.builds.specs import TargetSpec
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees import json_shapes
@@ -26,8 +27,8 @@ def write(by_kind: Mapping[str, bytes]) -> bytes:
     numbers = {serialized: number for number, serialized in enumerate(dict.fromkeys(by_kind.values()))}
     members = {f"{number}.exported": serialized for serialized, number in numbers.items()}
     names = {kind: f"{numbers[serialized]}.exported" for kind, serialized in by_kind.items()}
-    listed = {"format": archive.FORMAT, "kind": "lowered", "devices": names, "members": archive.members_table(members)}
-    return archive.encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
+    listed = {"format": archive.FORMAT, "kind": "lowered", "devices": names, "members": members_table(members)}
+    return encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
 
 
 def changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stagec.bundle import index as bundle_index
-from stagec.bundle.archive import INDEX, Archive, Content, Stored, encode_index, pieces, read_index
-from stagec.bundle.functions import split
+from stagec.bundle.archive import INDEX, Archive, encode_index, read_index
 from stagec.bundle.index import FUNCTIONS, LARGEST
+from stagec.bundle.members import Content, Stored, pieces, split
 from stagec.core.builds import naming
 from stagec.core.data.strict_json import difference, shown
 from stagec.core.messages.refusal import LoadError
@@ -73,7 +73,7 @@ def extended(
     before: the index without it. added: as in `Base`. base, versions: these keys of the new index.
     """
     functions = {
-        name: {**entry, "executables": sorted([*entry["executables"], *added.get(name, ())], key=bundle_index.order)}
+        name: {**entry, "executables": sorted([*entry["executables"], *added.get(name, ())], key=order)}
         for name, entry in before["functions"].items()
     }
     kept = {key: value for key, value in before.items() if key not in ("base", "members")}
@@ -104,7 +104,7 @@ def bases(archive: Archive) -> list[Base]:
             raise LoadError("format", f"{archive.path}: an addition changed what was there: {changed}")
         earlier.append(Base(archive.path, before, data, base["functions"], base["sha256"], archive, added))
         index, encoded = before, data
-    served = bundle_index.jaxlibs(index)
+    served = jaxlibs(index)
     for base in earlier:
         fault = _fault(base, served)
         if fault:
@@ -164,3 +164,19 @@ def _fault(base: Base, served: Collection[str]) -> str:
                 what = ", ".join(filter(None, [entry["target"], naming.bucket(entry["bucket"])]))
                 return f"{name} had no executable for {shown(what)}"
     return f"the first bundle has those of {shown(', '.join(jaxlibs))}" if jaxlibs & {*served} else ""
+
+
+def order(executable: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the key by which the executables of a function are sorted: as `key_of`, releases as numbers.
+
+    executable: its entry in the index.
+    """
+    target, bucket, jaxlib = bundle_index.key_of(executable)
+    return target, bucket, bundle_index.numbers(jaxlib), jaxlib
+
+
+def jaxlibs(index: Mapping[str, Any]) -> dict[str, int]:
+    """Count the executables of each jaxlib in a bundle, by release."""
+    entries = [entry for function in index["functions"].values() for entry in function["executables"]]
+    releases = [entry["versions"]["jaxlib"] for entry in sorted(entries, key=lambda entry: order(entry)[2:])]
+    return {release: releases.count(release) for release in dict.fromkeys(releases)}

@@ -17,12 +17,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stagec.bundle import index
-from stagec.bundle.functions import Functions, split
+from stagec.bundle.functions import Functions
 from stagec.bundle.index import FUNCTIONS, LARGEST
-from stagec.bundle.sources import File, Memory, Pieces, Source, in_pieces, sha256_of
+from stagec.bundle.sources import File, Memory, Source, in_pieces, sha256_of
 from stagec.core.builds.version import VERSION
 from stagec.core.data import strict_json
 from stagec.core.messages.refusal import LoadError
@@ -33,8 +33,6 @@ FORMAT = 1
 
 INDEX = "index.json"
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
-Content: TypeAlias = bytes | memoryview | Pieces
-"""The content of a member: bytes, or pieces that are read when the member is written."""
 PAGE = 4096
 """The data of every member starts at a multiple of it, so that it can be mapped: the page of x86-64."""
 LARGEST_FILE = 2**48
@@ -70,7 +68,7 @@ _ANOTHER_FILE = "the file is not as this version of stagec writes it"
 _LARGEST_RECORD = _CENTRAL.size + LONGEST_NAME + 4 + 3 * 8
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """A member: its name, CRC-32 and size, where its local header is, and where its data starts."""
 
     name: str
@@ -80,12 +78,12 @@ class _Entry(NamedTuple):
     start: int = 0
 
 
-def _layout(members: Iterable[tuple[str, int, int]]) -> tuple[list[_Entry], bytes]:
+def layout(members: Iterable[tuple[str, int, int]]) -> tuple[list[Entry], bytes]:
     """Return the members with their places, and the records after the last member's data.
 
     members: name, CRC-32 and size of each. Raises ValueError when the file would be larger than LARGEST_FILE.
     """
-    placed: list[_Entry] = []
+    placed: list[Entry] = []
     directory: list[bytes] = []
     offset, pack = 0, _CENTRAL.pack
     around = _LOCAL.size + _ALIGNMENT.size
@@ -104,7 +102,7 @@ def _layout(members: Iterable[tuple[str, int, int]]) -> tuple[list[_Entry], byte
             len(extra), 0, 0, 0, _REGULAR_FILE, at,
         )  # fmt: skip
         directory += record, name.encode("ascii"), extra
-        placed.append(_Entry(name, crc, size, offset, start))
+        placed.append(Entry(name, crc, size, offset, start))
         offset = start + size
     records = b"".join(directory)
     (at,), large_start = _narrow(offset)
@@ -118,7 +116,7 @@ def _layout(members: Iterable[tuple[str, int, int]]) -> tuple[list[_Entry], byte
     return placed, records + end
 
 
-def _local_header(entry: _Entry) -> bytes:
+def local_header(entry: Entry) -> bytes:
     """Return the bytes before the data of a placed member."""
     name = entry.name.encode("ascii")
     sizes, large_sizes = _narrow(entry.size, entry.size)
@@ -140,72 +138,12 @@ def _zip64(values: Sequence[int]) -> bytes:
     return struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
 
 
-def encode(members: Mapping[str, Content]) -> bytes:
-    """Return the zip of `members`, in their order. Raises what `pieces` raises."""
-    return b"".join(pieces(members))
-
-
-def pieces(members: Mapping[str, Content]) -> Iterator[bytes | memoryview]:
-    """Return the parts of the zip of `members`, in their order: to be written one after the other.
-
-    Raises ValueError for an invalid name of a member, and for more than LARGEST_FILE or MOST_MEMBERS; the iterator
-    raises it for a file that changed.
-    """
-    _check_names([*members])
-    if len(members) > MOST_MEMBERS:
-        raise ValueError(f"{len(members):,} members are over the limit of {MOST_MEMBERS:,}")
-    # Sizes and checksums stand before the data, where a zip has them, so files are read once for these and once to be
-    # written: a stream with sizes after the data would be a second encoding.
-    placed, directory = _layout(
-        (name, zlib.crc32(data) if isinstance(data, bytes | memoryview) else data.crc, len(data))
-        for name, data in members.items()
-    )
-    return itertools.chain(_interleaved(placed, members.values()), (directory,))
-
-
-def _interleaved(placed: Iterable[_Entry], members: Iterable[Content]) -> Iterator[bytes | memoryview]:
-    for entry, data in zip(placed, members, strict=True):
-        yield _local_header(entry)
-        yield from (data,) if isinstance(data, bytes | memoryview) else data.pieces()
-
-
-def content(data: Content) -> bytes | memoryview:
-    """Return the bytes of a member's content. Raises ValueError for a file that changed."""
-    return data if isinstance(data, bytes | memoryview) else b"".join(data.pieces())
-
-
-def digest(data: Content) -> str:
-    """Return the SHA-256 (hex) of a member's content. Raises ValueError for a file that cannot be read."""
-    return hashlib.sha256(data).hexdigest() if isinstance(data, bytes | memoryview) else data.sha256
-
-
-def members_table(members: Mapping[str, Content]) -> dict[str, dict[str, Any]]:
-    """Return the key "members" of an index: size and digest of each member, by name in sorted order."""
-    return {name: {"sha256": digest(data), "bytes": len(data)} for name, data in sorted(members.items())}
-
-
 def encode_index(index: Mapping[str, Any]) -> bytes:
     """Return the bytes of an index in its only encoding. The sizes of members are in the directory of the file alone.
 
     A size follows from a digest, and reading one string for each of thousands of members takes a third of the time.
     """
     return strict_json.line({**index, "members": {name: entry["sha256"] for name, entry in index["members"].items()}})
-
-
-def bundle(index: Mapping[str, Any], members: Mapping[str, Content]) -> dict[str, Content]:
-    """Return the members of a bundle, with its index and its functions.
-
-    index: with the whole entries of "functions". members: the others, by name.
-    """
-    listed, lines = split(index, members_table({name: data for name, data in members.items() if name != FUNCTIONS}))
-    return {INDEX: encode_index(listed), **dict(sorted({**members, FUNCTIONS: lines}.items()))}
-
-
-def index_of(members: Mapping[str, Content], path: str) -> dict[str, Any]:
-    """Return the index of the members of a bundle, with its functions. Raises LoadError, naming `path`."""
-    sizes = {name: len(data) for name, data in members.items() if name != INDEX}
-    frame, lines = read_index(bytes(content(members[INDEX])), index.check, path, sizes), content(members[FUNCTIONS])
-    return {**frame, "functions": Functions(frame, lambda start, size: bytes(lines[start : start + size]), path)}
 
 
 def read_index(data: bytes, check: Callable[[Any], None], path: str, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -339,7 +277,7 @@ class Archive:
         for _ in self.index.get("functions", {}).values():
             pass
 
-    def _entry(self, name: str) -> tuple[_Entry, Mapping[str, Any]]:
+    def _entry(self, name: str) -> tuple[Entry, Mapping[str, Any]]:
         listed = self.index["members"].get(name)
         if listed is None:
             raise LoadError("format", f"{self.path}: there is no member {name!r}")
@@ -354,14 +292,14 @@ class Archive:
         self._compare(entry, listed, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
         return data
 
-    def _compare(self, entry: _Entry, listed: Mapping[str, Any], sha256: str, crc: int) -> None:
+    def _compare(self, entry: Entry, listed: Mapping[str, Any], sha256: str, crc: int) -> None:
         if sha256 != listed["sha256"]:
             what = f"{entry.name} is not what the index says: its sha256 is {sha256}"
             raise LoadError("digest", f"{self.path}: {what}")
         if crc != entry.crc:
             raise LoadError("digest", f"{self.path}: {entry.name} does not have the CRC-32 that the zip lists")
 
-    def _decode(self) -> list[_Entry]:
+    def _decode(self) -> list[Entry]:
         """Return the members in their order, after comparing everything between their data with `encode`'s."""
         read, size = self._source.read, self._source.size
         if size > LARGEST_FILE:
@@ -379,7 +317,7 @@ class Archive:
         directory = read(start, size - start)
         members = self._read_directory(directory, count)
         try:
-            placed, expected = _layout(members)
+            placed, expected = layout(members)
         except ValueError as error:
             raise self._not_a_bundle(str(error)) from None
         if directory != expected:
@@ -388,8 +326,8 @@ class Archive:
             self._check_header(entry)
         return placed
 
-    def _check_header(self, entry: _Entry) -> None:
-        if self._source.read(entry.at, entry.start - entry.at) != _local_header(entry):
+    def _check_header(self, entry: Entry) -> None:
+        if self._source.read(entry.at, entry.start - entry.at) != local_header(entry):
             raise self._not_a_bundle(_ANOTHER_FILE)
 
     def _read_directory(self, directory: bytes, count: int) -> list[tuple[str, int, int]]:
@@ -412,7 +350,7 @@ class Archive:
             at += length + extra
             members.append((name, crc, size))
         try:
-            _check_names([name for name, _, _ in members])
+            check_names([name for name, _, _ in members])
         except ValueError as error:
             raise self._not_a_bundle(str(error)) from None
         if other:
@@ -451,19 +389,6 @@ class Archive:
         return LoadError("not-a-bundle", f"{self.path}: not a bundle: {what}")
 
 
-class Stored(Pieces):
-    """A member of an archive that goes into another one, with the archive's digest and CRC-32."""
-
-    def __init__(self, archive: Archive, name: str) -> None:
-        entry, listed = archive._entry(name)
-        super().__init__(name, entry.size, lambda: archive.pieces(name))
-        self._sums = listed["sha256"], entry.crc
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the content, as `Archive.pieces` does."""
-        return self._of_source()
-
-
 def _build_again(index: dict[str, Any]) -> str:
     """Return what to do with an archive of another format, with the version that wrote it if it names one."""
     versions = index.get("versions")
@@ -473,7 +398,7 @@ def _build_again(index: dict[str, Any]) -> str:
     return f"build it again with stagec {VERSION}, or read it with stagec {strict_json.shown(version)}, which wrote it"
 
 
-def _check_names(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
     """Raise ValueError if they cannot be those of all members of a bundle."""
     if not _are_names(names):
         name = next(name for name in names if not _are_names([name]))

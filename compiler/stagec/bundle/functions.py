@@ -16,7 +16,7 @@ from stagec.bundle.index import FUNCTIONS, LARGEST
 from stagec.core.data import strict_json
 from stagec.core.messages.refusal import LoadError
 
-_LISTED = ("function", "variant")
+LISTED = ("function", "variant")
 """The keys of a function's entry that the index has, and the line has not: names need no line."""
 
 
@@ -58,9 +58,9 @@ class Functions(Mapping[str, Mapping[str, Any]]):
             # The digest does not say it: it covers any bytes that somebody put there.
             if not isinstance(written, dict) or strict_json.line(written) != line:
                 raise ValueError(f"functions.{name}: it is not spelled as stagec writes it")
-            entry = {**{key: listed[key] for key in _LISTED}, **written}
-            if len(entry) != len(written) + len(_LISTED):
-                raise ValueError(f"functions.{name}: the index has its {' and '.join(_LISTED)}, not this line")
+            entry = {**{key: listed[key] for key in LISTED}, **written}
+            if len(entry) != len(written) + len(LISTED):
+                raise ValueError(f"functions.{name}: the index has its {' and '.join(LISTED)}, not this line")
             self._expressions += bundle_index.check_function(self._index, name, entry, self._expressions)
         except ValueError as error:
             raise LoadError("format", f"{self._path}: {FUNCTIONS}: {error}") from error
@@ -71,20 +71,3 @@ class Functions(Mapping[str, Mapping[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._listed)
-
-
-def split(index: Mapping[str, Any], members: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], bytes]:
-    """Return the index of a bundle as its member has it, and the content of `FUNCTIONS`.
-
-    index: with the whole entries of "functions". members: size and digest of the other members, by name.
-    """
-    listed, lines, start = {}, [], 0
-    for name, entry in index["functions"].items():
-        line = strict_json.line({key: value for key, value in entry.items() if key not in _LISTED})
-        line_of = {"start": start, "sha256": hashlib.sha256(line).hexdigest()}
-        listed[name] = {**{key: entry[key] for key in _LISTED}, **line_of}
-        lines.append(line)
-        start += len(line)
-    text = b"".join(lines)
-    own = {FUNCTIONS: {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}}
-    return {**index, "functions": listed, "members": dict(sorted({**members, **own}.items()))}, text

@@ -28,6 +28,8 @@ LARGEST = 2**24
 long it takes to check them."""
 UNKNOWN = "unknown"
 """Stands for an unknown version, or for a date that follows from it."""
+UNKNOWN_CALL = "unknown"
+"""The class of a custom call that neither XLA nor jaxlib provides (`pjrt/custom_calls.py`)."""
 
 MOST_EXPRESSIONS = 2**18
 """Characters of all avals with expressions for dimensions (`f32[2*batch]`): reading one takes microseconds for each."""
@@ -121,25 +123,9 @@ def key_of(executable: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, int], .
     return executable["target"], tuple(sorted(executable["bucket"].items())), executable["versions"]["jaxlib"]
 
 
-def order(executable: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key by which the executables of a function are sorted: as `key_of`, releases as numbers.
-
-    executable: its entry in the index.
-    """
-    target, bucket, jaxlib = key_of(executable)
-    return target, bucket, numbers(jaxlib), jaxlib
-
-
 def numbers(release: str) -> list[int]:
     """Return a release as numbers, to compare it with others: [0, 12, 0, 1]."""
     return [int(part) for part in re.findall(r"\d+", release)]
-
-
-def jaxlibs(index: Mapping[str, Any]) -> dict[str, int]:
-    """Count the executables of each jaxlib in a bundle, by release."""
-    entries = [entry for function in index["functions"].values() for entry in function["executables"]]
-    releases = [entry["versions"]["jaxlib"] for entry in sorted(entries, key=lambda entry: order(entry)[2:])]
-    return {release: releases.count(release) for release in dict.fromkeys(releases)}
 
 
 def check(index: Any) -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagec.bundle.archive import Content, content
-from stagec.bundle.sources import Part
+from stagec.bundle.members import Content, Part, content
 from stagec.core.data import strict_json
 from stagec.core.data.reading import RegularFile
 from stagec.core.sizes.avals import Aval, num_bytes

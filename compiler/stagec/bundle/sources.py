@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from stagec.core.data import reading
@@ -99,81 +97,3 @@ def sha256_of(source: Source, start: int = 0, before: bytes = b"", after: bytes 
         state.update(piece)
     state.update(after)
     return state.hexdigest()
-
-
-class Pieces:
-    """The content of a member, read piece by piece for its digest, and again to write it.
-
-    Nothing keeps it in between: an array may be larger than memory, and a thousand functions have thousands of
-    executables. It is not mapped either: if somebody truncates a mapped file, the process ends.
-    path: its name in messages.
-    """
-
-    def __init__(self, path: str, size: int, read: Callable[[], Iterator[bytes]]) -> None:
-        """size: how many bytes. read: yields them."""
-        self.path = path
-        self._size, self._of_source = size, read
-
-    def __len__(self) -> int:
-        """How many bytes there are."""
-        return self._size
-
-    @property
-    def sha256(self) -> str:
-        """Hex digest of the content at the first request. Raises ValueError when it cannot be read."""
-        return self._sums[0]
-
-    @property
-    def crc(self) -> int:
-        """CRC-32, in the same way."""
-        return self._sums[1]
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the content. Raises ValueError when it cannot be read, and after the last piece when it changed."""
-        crc = 0
-        for piece in self._read():
-            crc = zlib.crc32(piece, crc)
-            yield piece
-        if crc != self.crc:
-            raise ValueError(f"{self.path} changed while it was read")
-
-    def _read(self) -> Iterator[bytes]:
-        try:
-            yield from self._of_source()
-        except (reading.ChangedError, FileNotFoundError):
-            raise ValueError(f"{self.path} changed while it was read") from None
-        except OSError as error:
-            raise ValueError(f"{self.path}: cannot be read: {error.strerror}") from error
-
-    @functools.cached_property
-    def _sums(self) -> tuple[str, int]:
-        state, crc = hashlib.sha256(), 0
-        for piece in self._read():
-            state.update(piece)
-            crc = zlib.crc32(piece, crc)
-        return state.hexdigest(), crc
-
-
-class Part(Pieces):
-    """A part of a file. start: its offset in the file."""
-
-    def __init__(self, path: str, opened: Callable[[], RegularFile], start: int, size: int) -> None:
-        """opened: returns the file. start, size: of the part, in bytes."""
-        super().__init__(path, size, lambda: in_pieces(opened(), start, size))
-        self.start = start
-
-
-class OnDisk(Part):
-    """A whole file that goes into an archive, in the same way. Each read opens it again: there may be thousands."""
-
-    def __init__(self, path: str) -> None:
-        """Raises OSError when the file cannot be opened."""
-        size = RegularFile(path).size
-
-        def opened() -> RegularFile:
-            file = RegularFile(path)
-            if file.size != size:
-                raise reading.ChangedError
-            return file
-
-        super().__init__(path, opened, 0, size)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stagec.bundle import archive as archives
-from stagec.bundle.archive import Archive, Content, Stored
+from stagec.bundle.archive import Archive
+from stagec.bundle.members import Content, Stored, bundle_members
 
 _NAMES = ("exported", "executable", "description", "stablehlo")
 """Keys of the index's functions and executables that name members."""
@@ -24,4 +24,4 @@ def strip(archive: Archive) -> dict[str, Content]:
         for entry in (function, *function["executables"]):
             kept |= {entry[key] for key in _NAMES if key in entry}
     index = {key: value for key, value in archive.index.items() if key != "base"} | {"functions": functions}
-    return archives.bundle(index, {name: Stored(archive, name) for name in kept})
+    return bundle_members(index, {name: Stored(archive, name) for name in kept})

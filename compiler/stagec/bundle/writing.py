@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.bundle import archive as archives, index
-from stagec.bundle.additions import extended
-from stagec.bundle.archive import FORMAT, INDEX, Archive, Content, Stored, digest, members_table
+from stagec.bundle import index
+from stagec.bundle.additions import extended, order
+from stagec.bundle.archive import FORMAT, INDEX, Archive
 from stagec.bundle.binding import Bindings
 from stagec.bundle.description import EXPORTED_FORMAT, LARGEST, Description
 from stagec.bundle.expiry import readable_until
 from stagec.bundle.external import Description as DescribedFile, Outside
-from stagec.bundle.functions import split
 from stagec.bundle.index import FUNCTIONS
+from stagec.bundle.members import Content, Stored, bundle_members, digest, members_table, split
 from stagec.bundle.safetensors import Tensor
 from stagec.core.builds import components
 from stagec.core.builds.specs import NOT_EXAMINED, FunctionSpec
@@ -146,7 +146,7 @@ def _checked(result: Mapping[str, Any], members: _Members) -> dict[str, Content]
     expressions = 0
     for name, entry in result["functions"].items():
         expressions += index.check_function(written, name, entry, expressions)
-    return archives.bundle(result, members.data)
+    return bundle_members(result, members.data)
 
 
 def _add_executables(
@@ -159,7 +159,7 @@ def _add_executables(
 ) -> None:
     """Add executables to the members of a bundle, and to the functions and targets of its index."""
     rows = [_entry_of(name, member, exports) for member in executables]
-    for artifact, entry, target, member in sorted(rows, key=lambda row: (row[0], index.order(row[1]))):
+    for artifact, entry, target, member in sorted(rows, key=lambda row: (row[0], order(row[1]))):
         if targets.setdefault(entry["target"], target) != target:
             what = f"{member.name}: other executables have another target {entry['target']!r}"
             raise Inconsistent(what + _ANOTHER_CPU * (target.get("examined") == NOT_EXAMINED))

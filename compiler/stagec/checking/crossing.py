@@ -18,12 +18,12 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.description import Description
 from stagec.bundle.external import Files
 from stagec.checking import golden, trials
-from stagec.core.sizes.avals import tolerance, tolerances
+from stagec.core.sizes.tolerances import tolerance, tolerances
 from stagec.loader import crossings
 from stagec.loader.bundle import Bundle
 from stagec.loader.loaded import Settings
 from stagec.pjrt import compatibility, host
-from stagec.pjrt.arrays import random_arrays
+from stagec.pjrt.making import random_arrays
 from stagec.stages.exported import Exported
 
 

@@ -13,7 +13,8 @@ from stagec.bundle.archive import Archive
 from stagec.bundle.external import Files
 from stagec.checking import trials
 from stagec.core.builds import naming
-from stagec.core.sizes.avals import parse_aval, tolerances
+from stagec.core.sizes.avals import parse_aval
+from stagec.core.sizes.tolerances import tolerances
 from stagec.loader.bundle import Bundle
 from stagec.loader.loaded import Settings
 from stagec.pjrt import compatibility

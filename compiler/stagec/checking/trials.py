@@ -15,7 +15,8 @@ from stagec.core.trees.node_types import NodeTypes
 from stagec.core.trees.tree import argument_path
 from stagec.loader.bundle import Bundle
 from stagec.loader.function import Function
-from stagec.pjrt.arrays import dtype_of, random_arrays
+from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.making import random_arrays
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by path: `args[0]['w']` of an argument, `result['y']` of a result."""

@@ -28,7 +28,8 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     from stagec.audit import adding
     from stagec.bundle import writing
-    from stagec.bundle.archive import Archive, pieces
+    from stagec.bundle.archive import Archive
+    from stagec.bundle.members import pieces
     from stagec.core.messages.progress import Progress
     from stagec.pjrt import compatibility
     from stagec.trust import attestation, provenance, sbom

@@ -16,8 +16,8 @@ from stagec.core.data import reading, writing
 from stagec.core.messages.errors import Problem, StagecError, blaming, mistake, printable
 
 if TYPE_CHECKING:
+    from stagec.bundle.members import OnDisk
     from stagec.bundle.safetensors import Tensor
-    from stagec.bundle.sources import OnDisk
     from stagec.trust.provenance import Environment
 
 Options: TypeAlias = argparse.Namespace
@@ -72,7 +72,7 @@ def read(path: str, most: int = reading.LARGEST) -> bytes:
 
 def on_disk(path: str) -> OnDisk:
     """Return the content of a file that becomes a bundle's member. Raises StagecError, naming it."""
-    from stagec.bundle.sources import OnDisk
+    from stagec.bundle.members import OnDisk
 
     with blaming(path):
         return OnDisk(path)

@@ -11,7 +11,8 @@ OPTIONS = {
 
 
 def run(options: Options) -> Answer:
-    from stagec.bundle.archive import Archive, pieces
+    from stagec.bundle.archive import Archive
+    from stagec.bundle.members import pieces
     from stagec.bundle.stripping import strip
 
     sums = Sums()

@@ -15,7 +15,8 @@ from stagec.core.sizes.avals import DTYPES, Aval, evaluate_shape, physical
 from stagec.core.trees.tree import argument_path
 from stagec.frontends.common import user_code
 from stagec.frontends.common.frontend import frontend
-from stagec.pjrt.arrays import dtype_of, random_arrays
+from stagec.pjrt.arrays import dtype_of
+from stagec.pjrt.making import random_arrays
 from stagec.stages.exported import Exported
 
 

@@ -112,14 +112,14 @@ class Bundle(Mapping[str, Function]):
         if keys is None and (threshold != 1 or signature is not None):
             raise LoadError("key", f"{os.fspath(path)}: no key is given; say which ones you trust: keys=[...]")
         given = [signature] if isinstance(signature, str | os.PathLike) else signature or ()
-        replacement = replacing.replacement(
-            archive, os.fspath(path), file, sha256, keys, threshold, [os.fspath(envelope) for envelope in given]
+        weights, digests = replacing.replaced(
+            loaded.weights, archive, os.fspath(path), file, sha256, keys, threshold, [os.fspath(file) for file in given]
         )
         view = copy.copy(self)
         view._loaded = copy.copy(loaded)
-        view._loaded.weights, view._loaded.lock = loaded.weights.replaced(replacement), threading.Lock()
+        view._loaded.weights, view._loaded.lock = weights, threading.Lock()
         view._variants, view._functions = Once(), Once()
-        view._replaced = {**self._replaced, **replacement.sha256}
+        view._replaced = {**self._replaced, **digests}
         view.digest = _digest(archive, view._replaced)
         return view
 

@@ -17,13 +17,15 @@ from stagec.bundle.description import Description
 from stagec.core.builds.platforms import GPUS, PLATFORMS
 from stagec.core.data import child, gpu_executables, thunks
 from stagec.core.messages.refusal import LoadError, Refusal
-from stagec.core.sizes.avals import parse_aval, physical, tolerances
+from stagec.core.sizes.avals import parse_aval, physical
+from stagec.core.sizes.tolerances import tolerances
 from stagec.core.trees.tree import argument_path
 from stagec.loader.once import Once
 from stagec.loader.selection import Offer
 from stagec.pjrt import compatibility, packages
-from stagec.pjrt.arrays import dtype_of, random_arrays
+from stagec.pjrt.arrays import dtype_of
 from stagec.pjrt.host import Host
+from stagec.pjrt.making import random_arrays
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import CallError, LoadError
-from stagec.core.trees.node_types import Types
 from stagec.loader.bundle import Bundle
 from stagec.loader.loaded import Settings
 from stagec.loader.selection import Policy, Shapes
@@ -21,6 +20,7 @@ from stagec.pjrt.executable import Executable
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Check
+    from stagec.core.trees.node_types import Types
     from stagec.trust.keys import Key
 
 

@@ -10,7 +10,7 @@ from jaxlib import _jax
 
 from stagec.bundle.archive import Archive
 from stagec.core.messages.refusal import LoadError
-from stagec.core.trees.node_types import NodeTypes, Types
+from stagec.loader.once import Once
 from stagec.loader.selection import MEASURED, POLICIES, Asked, Policy, Shapes
 from stagec.pjrt import clients, host, probe
 from stagec.pjrt.calling_convention import Convention
@@ -19,6 +19,7 @@ from stagec.pjrt.weights import Weights
 
 if TYPE_CHECKING:
     from stagec.bundle.external import Files
+    from stagec.core.trees.node_types import NodeTypes, Types
     from stagec.loader.crossings import Crossings
 
 Compile: TypeAlias = Callable[[bytes, str, Shapes, Sequence[_jax.Device]], tuple[Convention, Executable]]
@@ -82,9 +83,21 @@ class Loaded:
             from stagec.loader.crossings import Crossings  # most processes run what their own jaxlib made
 
             self.crossings = Crossings(self.host)
-        self.types = NodeTypes(settings.types)
+        self._once = Once()
+        if settings.types is not None:
+            self.types()  # what is wrong with them, nobody wants to hear from a call
         self.weights = Weights.from_archive(archive, settings.map_weights, settings.files)
         self.lock = threading.Lock()
+
+    def types(self) -> NodeTypes:
+        """Return the types of nodes that results may have, and arguments."""
+
+        def made() -> NodeTypes:
+            from stagec.core.trees.node_types import NodeTypes  # most functions take and give plain containers
+
+            return NodeTypes(self.settings.types)
+
+        return self._once.get("types", made)
 
     def devices_for(self, platform: str, count: int, of_jax: bool = False) -> Sequence[_jax.Device]:
         """Return the devices that run an executable for `count` devices. Raises LoadError ("platform", "device-count").

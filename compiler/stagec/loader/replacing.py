@@ -22,13 +22,14 @@ from stagec.core.messages.errors import nearest
 from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import parse_aval
 from stagec.core.trees.tree import Tree
-from stagec.pjrt.weights import Replacement
+from stagec.pjrt.weights import Weights, in_file
 
 if TYPE_CHECKING:
     from stagec.trust.keys import Key
 
 
-def replacement(
+def replaced(
+    before: Weights,
     archive: Archive,
     path: str,
     file: str | None,
@@ -36,12 +37,15 @@ def replacement(
     keys: Sequence[Key] | None = None,
     threshold: int = 1,
     signatures: Sequence[str] = (),
-) -> Replacement:
-    """Open and check the safetensors file at `path`. The header that is parsed is of the bytes that are hashed.
+) -> tuple[Weights, Mapping[str, str]]:
+    """Return the weights with the arrays of the safetensors file at `path`, and the digest (hex) of each of these.
+
+    Arrays with the same bytes stay shared. The header that is parsed is of the bytes that are hashed.
 
     The arrays are read once, with keys twice: nothing is parsed before the signature of the whole was checked.
 
-    archive: the bundle. file: which of its files of weights this one replaces; None: the only one.
+    before: the weights of the bundle, or of a view of it. archive: the bundle.
+    file: which of its files of weights this one replaces; None: the only one.
     Other parameters and errors as for `Bundle.with_weights`.
     """
     by_file: dict[str, dict[str, str]] = {}
@@ -82,7 +86,13 @@ def replacement(
         f"{taken}:{name}": {"file": path, "start": safetensors.start_of(tensors[name]), "aval": aval}
         for name, aval in by_file[taken].items()
     }
-    return Replacement(weights, by_weight, Files.of_one(path, opened, of_file, weights))
+    files = Files.of_one(path, opened, of_file, weights)
+    changed = {
+        name: in_file(files, entry, before.mapped, by_weight[name])
+        for name, entry in weights.items()
+        if not before.by_name[name].has(by_weight[name])
+    }
+    return Weights({**before.by_name, **changed}, before.mapped), by_weight
 
 
 def _digests(

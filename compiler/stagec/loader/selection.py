@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stagec.bundle.description import architecture
-from stagec.bundle.index import UNKNOWN as ANY_RELEASE, numbers
+from stagec.bundle.index import UNKNOWN as ANY_RELEASE, UNKNOWN_CALL, numbers
 from stagec.core.builds import naming
 from stagec.core.messages.refusal import LoadError
 from stagec.core.sizes.avals import Aval, evaluate_shape, physical
-from stagec.pjrt.custom_calls import UNKNOWN
 from stagec.pjrt.host import Host, architecture_refusal, cpu_refusal
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -212,7 +211,7 @@ def offers(index: Mapping[str, Any], artifact: str, in_avals: Sequence[Aval]) ->
             requires=tuple(targets[executable["target"]]["requires"]),
             nr_devices=executable["nr_devices"],
             versions=executable["versions"],
-            unknown_calls=tuple(n for n, provider in executable["custom_calls"].items() if provider == UNKNOWN),
+            unknown_calls=tuple(n for n, provider in executable["custom_calls"].items() if provider == UNKNOWN_CALL),
             bucket=executable["bucket"],
             static_avals=avals,
             shapes=shapes_of(avals),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from jaxlib import _jax, xla_client
 from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import DTYPES, Aval, physical
 from stagec.core.sizes.frozen import Frozen
-from stagec.core.trees.node_types import children_by_jax
 from stagec.pjrt import clients, compatibility, failures, layouts
 from stagec.pjrt.shardings import Index, Sharding
 
@@ -329,47 +327,12 @@ def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
             buffer = copies[0]
         if aval.dtype.isbuiltin == 1:
             return np.asarray(memoryview(buffer))
-        return np.asarray(_Memory(buffer, aval.dtype.itemsize)).view(aval.dtype)
+        from stagec.pjrt.memory import Memory  # imports ctypes
+
+        return np.asarray(Memory(buffer, aval.dtype.itemsize)).view(aval.dtype)
     # jaxlib's own way has all dtypes and layouts, but imports JAX if it is installed: 0.5 s of a start with an H100.
     values, _ = buffer._single_device_array_to_np_array_did_copy()
     return values  # type: ignore[no-any-return]
-
-
-class _Tensor(ctypes.Structure):
-    """DLTensor of DLPack 1 (https://dmlc.github.io/dlpack/latest/c_api.html). strides: in elements."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_uint8 * 4),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-@functools.cache
-def _pointer() -> Callable[[Any, bytes], int]:
-    """Return the function for the pointer in a capsule: a new prototype takes longer than what it reads."""
-    # A prototype of its own: the one of `ctypes.pythonapi` is for all packages of this process.
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-    return prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
-
-
-class _Memory:
-    """The memory of a buffer on a CPU, as NumPy takes it; the buffer protocol lacks the dtypes of ml_dtypes."""
-
-    def __init__(self, buffer: _jax.ArrayImpl, itemsize: int) -> None:
-        self._capsule = _jax.buffer_to_dlpack_managed_tensor(buffer)  # keeps the memory
-        tensor = _Tensor.from_address(_pointer()(self._capsule, b"dltensor"))
-        self.__array_interface__ = {
-            "data": ((tensor.data or 0) + tensor.byte_offset, True),  # read-only
-            "shape": tuple(tensor.shape[: tensor.ndim]),
-            "strides": tuple(itemsize * stride for stride in tensor.strides[: tensor.ndim]),
-            "typestr": f"|V{itemsize}",
-            "version": 3,
-        }
 
 
 def dtype_of(aval: Aval) -> np.dtype[Any]:
@@ -393,20 +356,6 @@ _DTYPES = frozenset(dtype.numpy_name for dtype in DTYPES.values())
 _CHARACTERS = frozenset("?bBhHiIlLqQefdFD")
 """NumPy's own dtypes among them, as it writes them in one character."""
 _SINGLE: dict[tuple[_jax.Device, str | None], Sharding] = {}
-
-
-def random_arrays(avals: Sequence[Aval], seed: int) -> list[NDArray[Any]]:
-    """Return an array for each of `avals`, which are static; a PRNG key is its words."""
-    generator = np.random.default_rng(seed)
-
-    def values(aval: Aval) -> NDArray[Any]:
-        shape, dtype = tuple(map(int, physical(aval).shape)), dtype_of(aval)
-        if dtype.kind in "biu":
-            return generator.integers(0, 2, shape).astype(dtype)
-        normal = generator.standard_normal(shape)
-        return (normal + 1j * generator.standard_normal(shape) if dtype.kind == "c" else normal).astype(dtype)
-
-    return list(map(values, avals))
 
 
 def single_device(device: _jax.Device | None = None, memory_kind: str | None = None) -> Sharding:
@@ -472,87 +421,10 @@ def _apart(pieces: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
     return [piece.copy() if address in addresses[:i] else piece for i, (piece, address) in enumerate(pairs)]
 
 
-def make_array_from_single_device_arrays(
-    shape: tuple[int, ...], sharding: Sharding, arrays: Sequence[NDArray[Any] | DeviceArray]
-) -> DeviceArray:
-    """Return an array made from the parts on its devices. The whole array is never in one place.
-
-    As JAX's function of the same name
-    (https://docs.jax.dev/en/latest/_autosummary/jax.make_array_from_single_device_arrays.html).
-
-    shape: of the whole array.
-    sharding: one of `Function.input_shardings`, or that of another array.
-    arrays: the parts, of one dtype, in the order of the sharding's devices: those of this process.
-
-    Raises CallError ("shape", "dtype") if a part does not fit its device.
-
-    >>> import numpy as np
-    >>> halves = stagec.load("model.aot", devices=stagec.devices("cpu", 2))["halves"]
-    >>> x = np.ones((4, 3), np.float32)
-    >>> (sharding,), _ = halves.input_shardings(x)
-    >>> array = stagec.make_array_from_single_device_arrays((4, 3), sharding, [x[:2], x[2:]])
-    >>> more, total = halves(array)
-    """
-    shape = tuple(map(int, shape))
-    pieces = [contiguous(values_of(array)) for array in arrays]
-    parts = sharding.own_parts(shape)
-    if len(pieces) != len(parts):
-        of = "" if sharding.is_fully_addressable else " of this process"
-        raise CallError("shape", f"{len(parts)} devices{of} hold the array, {len(pieces)} parts are given")
-    for number, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
-        wanted = tuple(where.stop - where.start for where in part.slices)
-        given = np.shape(arrays[number])
-        if given != wanted:
-            raise CallError("shape", f"part {number} has shape {given}, {wanted} is on its device")
-        if piece.dtype != pieces[0].dtype:
-            raise CallError("dtype", f"part {number} has dtype {piece.dtype}, part 0 has {pieces[0].dtype}")
-    return of_pieces(shape, sharding, pieces)
-
-
 def of_pieces(shape: tuple[int, ...], sharding: Sharding, pieces: Sequence[NDArray[Any]]) -> DeviceArray:
     """Return an array from copies of the pieces for each device of this process."""
     aval = abstract_array(shape, pieces[0].dtype, sharding)
     return DeviceArray(placing(aval, donated=True)(pieces), aval)
-
-
-def device_put(tree: Any, device: _jax.Device | None = None) -> Any:
-    """Return `tree` with every array copied to a device, in the same containers.
-
-    As `jax.device_put` does (https://docs.jax.dev/en/latest/_autosummary/jax.device_put.html), to one device.
-    Use it for state that stays on the device between calls, such as arguments that a function donates.
-
-    device: one of `devices(platform)`. None is the first CPU device of this process.
-    tree: numpy arrays in dicts, lists, tuples, namedtuples and None. If the process has imported JAX, also in types
-        that are registered with JAX. Otherwise pass a dict of the object's fields: every function takes that too.
-
-    It returns when the copies are made. A call with a device array returns before its results are there, as in JAX. On
-    a CPU it may read the memory of a numpy argument until then: do not write into that before you have read a result.
-
-    Raises CallError ("dtype") for a leaf that is not an array, or a masked one, RunError if XLA cannot copy one.
-
-    >>> import numpy as np
-    >>> params = stagec.device_put({"w": np.ones((16, 4), np.float32), "b": np.zeros(4, np.float32)})
-    >>> y = stagec.load("model.aot")["mlp"](params, np.ones((1, 16), np.float32))
-    >>> np.asarray(y).shape
-    (1, 4)
-    """
-    if tree is None or isinstance(tree, DeviceArray):
-        return tree
-    if not isinstance(tree, np.ndarray | np.generic | _jax.ArrayImpl):
-        if type(tree) not in (dict, list, tuple) and (parts := children_by_jax(tree)):
-            children, structure = parts
-            return structure.unflatten([device_put(child, device) for child in children])
-        match tree:
-            case dict():
-                return {key: device_put(value, device) for key, value in tree.items()}
-            case list():
-                return [device_put(value, device) for value in tree]
-            case tuple():
-                values = [device_put(value, device) for value in tree]
-                return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
-    array = np.asarray(tree) if type(tree) in (bool, int, float, complex) else values_of(tree)
-    # A separate copy: a function may donate it, and the caller's memory must not change.
-    return put(native(array), single_device(device), donated=True)
 
 
 def unfit(leaf: object) -> str:

@@ -12,7 +12,6 @@ from jaxlib import _jax
 
 from stagec.core.messages.refusal import CallError
 from stagec.core.sizes.avals import Aval, holds
-from stagec.core.trees.node_types import NodeTypes, Seen
 from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
 from stagec.pjrt.arrays import DeviceArray, dtype_of, is_traced, to_numpy, unfit
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stagec.core.messages.calls import Call
+    from stagec.core.trees.node_types import NodeTypes, Seen
     from stagec.pjrt.static_data import StaticData
 
 
@@ -107,6 +107,7 @@ class Signature:
 
     name: of the function, for messages.
     usage: how to call it, for messages, which make it when they need it. Without it, `parameters` are its names.
+    types: returns the types of this process, for trees with nodes of a model's own. None: those that it has imported.
     executable: None until `load`, or until somebody sets a loaded one.
     registry: jaxlib's, to take arguments apart. out_structure: jaxlib's PyTreeDef of the result; None if it has a
         model's own types.
@@ -114,11 +115,13 @@ class Signature:
         model's own has another one here.
     """
 
+    _types: NodeTypes  # missing without such nodes
+
     def __init__(
         self,
         name: str,
         description: Convention,
-        types: NodeTypes | None = None,
+        types: Callable[[], NodeTypes] | None = None,
         usage: Callable[[], Call] | None = None,
         parameters: Sequence[str] = (),
     ) -> None:
@@ -126,7 +129,6 @@ class Signature:
         self._made_usage = usage
         self._parameters = parameters
         self.description = description
-        self._types = types or NodeTypes()
         self._orders: dict[Any, _Known] = {}
         structure = _structure_of(description.out_tree)
         self.out_structure = structure
@@ -135,6 +137,8 @@ class Signature:
             list({(node.name, node.auxdata): node for node in tree.custom_nodes()}.values())
             for tree in (description.in_tree, description.out_tree)
         )
+        if self._nodes_in or self._nodes_out:
+            self._types = types() if types else _imported_types()
         self.registry = _REGISTERED if self._nodes_in else _CONTAINERS
         self._compares_types = any(map(_has_static_data, self._nodes_in))
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
@@ -276,7 +280,7 @@ class Signature:
 
     def _flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         try:
-            types = self._types.of_arguments(self._nodes_in)
+            types = self._types.of_arguments(self._nodes_in) if self._nodes_in else {}
             leaves = self.description.in_tree.flatten((args, kwargs), types=types)
         except TreeMismatch as error:
             raise CallError("structure", f"{self.name}: {self.usage.mismatch(error, kwargs)}") from None
@@ -394,9 +398,16 @@ class Signature:
 
     def _unflatten(self, outputs: Sequence[Any]) -> Any:
         try:
-            return self.description.out_tree.unflatten(outputs, self._types.of_results(self._nodes_out))
+            types = self._types.of_results(self._nodes_out) if self._nodes_out else {}
+            return self.description.out_tree.unflatten(outputs, types)
         except TreeMismatch as error:
             raise CallError("structure", f"{self.name}: the result: {error.what}") from None
+
+
+def _imported_types() -> NodeTypes:
+    from stagec.core.trees.node_types import NodeTypes  # most trees have plain containers alone
+
+    return NodeTypes()
 
 
 def _x64_enabled() -> bool:

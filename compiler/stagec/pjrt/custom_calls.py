@@ -11,7 +11,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-GUARANTEED, TOOLCHAIN, UNKNOWN = "guaranteed", "same toolchain", "unknown"
+from stagec.bundle.index import UNKNOWN_CALL
+
+UNKNOWN = UNKNOWN_CALL
+GUARANTEED, TOOLCHAIN = "guaranteed", "same toolchain"
 
 _BUILTIN = frozenset({"PadToStatic", "SliceToDynamic", "TopK"})
 """Custom calls that XLA:CPU itself emits and carries."""

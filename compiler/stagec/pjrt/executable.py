@@ -12,7 +12,6 @@ from jaxlib import _jax, xla_client
 from stagec.core.messages.refusal import LoadError
 from stagec.pjrt import clients, compatibility, failures, layouts, turns
 from stagec.pjrt.arrays import AbstractArray, DeviceArray, abstract_array, in_layout, placing, single_device
-from stagec.pjrt.custom_calls import register_custom_calls
 from stagec.pjrt.shardings import Sharding
 
 if TYPE_CHECKING:
@@ -143,9 +142,12 @@ class Executable:
             what = f"process {here} has none of the devices that it is to run on"
             raise LoadError("device-count", f"{what}; name its own, or those of all processes: devices=[...]")
         # An accelerator's plugin brings its own handlers.
-        if clients.platform_of(devices[0]) == "cpu" and (unknown := register_custom_calls(custom_calls)):
-            what = f"the executable calls {', '.join(unknown)}, which jaxlib does not have"
-            raise LoadError("custom-call", what)
+        if custom_calls and clients.platform_of(devices[0]) == "cpu":
+            from stagec.pjrt.custom_calls import register_custom_calls  # most executables call nothing
+
+            if unknown := register_custom_calls(custom_calls):
+                what = f"the executable calls {', '.join(unknown)}, which jaxlib does not have"
+                raise LoadError("custom-call", what)
         # Otherwise XLA takes the stored assignment, to the first devices.
         options = clients.compile_options([device.id for device in devices])
         try:

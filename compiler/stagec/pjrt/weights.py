@@ -7,7 +7,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -89,18 +89,6 @@ class Weight:
         return self._read()
 
 
-class Replacement(NamedTuple):
-    """A checked file that takes the place of one beside a bundle.
-
-    weights: its arrays, in the index's form for files beside a bundle, by the names of the arrays that they replace.
-    sha256: the digest (hex) of each. files: the file.
-    """
-
-    weights: Mapping[str, Mapping[str, Any]]
-    sha256: Mapping[str, str]
-    files: Files
-
-
 class Weights:
     """The weights of a bundle. Replaced weights of the same bundle may share some of them.
 
@@ -126,20 +114,11 @@ class Weights:
         by_name = {}
         for name, entry in archive.index["weights"].items():
             if files is not None and "file" in entry:
-                by_name[name] = _in_file(files, entry, mapped)
+                by_name[name] = in_file(files, entry, mapped)
             else:
                 read = functools.partial(archive.map if mapped else archive.copy, entry["member"])
                 by_name[name] = Weight(entry["aval"], read, archive.index["members"][entry["member"]]["sha256"])
         return Weights(by_name, mapped)
-
-    def replaced(self, by: Replacement) -> Weights:
-        """Return them with the arrays of another file; arrays with the same bytes stay shared."""
-        changed = {
-            name: _in_file(by.files, entry, self.mapped, by.sha256[name])
-            for name, entry in by.weights.items()
-            if not self.by_name[name].has(by.sha256[name])
-        }
-        return Weights({**self.by_name, **changed}, self.mapped)
 
     def release(self) -> None:
         """Release those that nobody shares."""
@@ -147,7 +126,8 @@ class Weights:
             weight.release(self)
 
 
-def _in_file(files: Files, entry: Mapping[str, Any], mapped: bool, sha256: str = "") -> Weight:
+def in_file(files: Files, entry: Mapping[str, Any], mapped: bool, sha256: str = "") -> Weight:
+    """Return the weight of an entry of the index for a file beside the bundle. sha256: its digest, if it is known."""
     span = entry["file"], entry["start"], num_bytes(parse_aval(entry["aval"]))
     return Weight(entry["aval"], functools.partial(files.array, *span, mapped), sha256)
 

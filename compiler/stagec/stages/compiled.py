@@ -15,6 +15,7 @@ from jaxlib import _jax
 
 from stagec.bundle import archive
 from stagec.bundle.description import Description, architecture
+from stagec.bundle.members import encode, members_table
 from stagec.core.messages.refusal import CallError, LoadError
 from stagec.core.sizes.avals import Aval
 from stagec.core.trees import json_shapes
@@ -273,9 +274,9 @@ class Compiled:
             "format": archive.FORMAT,
             "kind": "compiled",
             "mesh": dataclasses.asdict(self.mesh) if self.mesh else None,
-            "members": archive.members_table(members),
+            "members": members_table(members),
         }
-        return archive.encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
+        return encode({archive.INDEX: archive.encode_index(listed), **dict(sorted(members.items()))})
 
     @staticmethod
     def deserialize(serialized: bytes) -> Compiled:

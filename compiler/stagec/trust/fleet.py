@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from stagec.bundle import crossings, expiry, index as bundle_index
+from stagec.bundle import additions, crossings, expiry, index as bundle_index
 from stagec.bundle.description import architecture
 from stagec.core.builds import naming, releases
 from stagec.core.data.strict_json import shown
@@ -84,7 +84,7 @@ def _of_function(
     row = {"jaxlib": jaxlib, "function": name, "target": "", "ok": known and readable is True, "executables": 0}
     # For each size, why none of the executables runs; the best of them counts: of this jaxlib, measured, neither.
     by_target: dict[str, dict[str, tuple[int, str]]] = {}
-    for entry in sorted(function["executables"], key=bundle_index.order):
+    for entry in sorted(function["executables"], key=additions.order):
         made_with, target = entry["versions"]["jaxlib"], hardware[entry["target"]]
         verdict = 0 if made_with == jaxlib else 2, ""
         if kinds and made_with != jaxlib:

@@ -26,8 +26,9 @@ from stagec.loader.flat import Flat
 from stagec.loader.function import Function
 from stagec.loader.padding import Fit, Padding, shape_of
 from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy, Shapes
-from stagec.pjrt.arrays import random_arrays, to_numpy, zeros
+from stagec.pjrt.arrays import to_numpy, zeros
 from stagec.pjrt.calling_convention import OMITTED
+from stagec.pjrt.making import random_arrays
 from stagec.pjrt.weights import Weight
 from stagec_serve.refusal import RequestError
 from stagec_serve.tensors import interface_of

@@ -35,7 +35,7 @@ def run(options: Options) -> Answer:
     from stagec.core.messages import phases
 
     with phases.phase("import"):
-        from stagec.bundle.archive import index_of, pieces
+        from stagec.bundle.members import index_of, pieces
         from stagec.bundle.writing import Export, Member, gather
 
     golden = read_weights(options.golden)

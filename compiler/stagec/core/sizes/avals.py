@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stagec.core.sizes.frozen import Frozen
 from stagec.core.sizes.names import is_name
@@ -197,38 +197,6 @@ def physical(aval: Aval) -> Aval:
     if not aval.dtype.startswith("key<"):
         return aval
     return Aval("u32", (*aval.shape, DTYPES[aval.dtype].bits // 32))
-
-
-# Bits of the fraction of floating-point dtypes: the distance of 1 to the next number is 2 to the minus that.
-_FRACTION = {"f64": 52, "c128": 52, "f32": 23, "c64": 23, "f16": 10, "bf16": 7}
-_FRACTION_OF_F8 = 2
-
-
-# Where XLA rounds the factors of an f32 product, if nobody asks for a precision: to TF32 and bfloat16.
-_FRACTION_OF_FACTORS = {"cuda": 10, "tpu": 7}
-
-
-def tolerance(aval: Aval, platform: str = "") -> float:
-    """Return the tolerance between two computations of a value of this dtype: the square root of its epsilon.
-
-    Relative, and absolute about 1; 0 for integers and booleans. platform: where one of the two runs; f32 and c64 have
-    the epsilon there that factors of a product have.
-    """
-    if aval.dtype[0] not in "fc" and aval.dtype != "bf16":
-        return 0.0
-    fraction = _FRACTION.get(aval.dtype, _FRACTION_OF_F8)
-    if aval.dtype in ("f32", "c64"):
-        fraction = _FRACTION_OF_FACTORS.get(platform, fraction)
-    return float(2 ** (-fraction / 2))
-
-
-def tolerances(row: Mapping[str, Any], platform: str = "") -> tuple[float, float]:
-    """Return the relative and the absolute tolerance of a golden result, by its row in a bundle's index.
-
-    Without its own, it is `tolerance` for the platform where the other computation ran.
-    """
-    usual = tolerance(parse_aval(row["aval"]), platform)
-    return row.get("rtol", usual), row.get("atol", usual)
 
 
 def num_bytes(aval: Aval) -> int:
