@@ -44,7 +44,8 @@ def test_every_module_of_an_action_is_one() -> None:
 
 
 def test_help_is_what_the_program_alone_shows() -> None:
-    assert checked() == checked("--help")
+    assert checked() == checked("--help") == checked("help")
+    assert checked("help", "build") == checked("build", "--help")
     titles = [line.removesuffix(":") for line in checked().splitlines() if line.endswith(":") and line[0] != " "]
     assert titles == [*GROUPS, *(row.about for row in extensions.EXTENSIONS if row.commands), "options"]
     assert len([name for name in COMMANDS if not name.startswith("action ")]) <= 30

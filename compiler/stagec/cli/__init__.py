@@ -216,6 +216,8 @@ def _unwritable(error: OSError) -> int | None:
 
 def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["help"]:  # as with git and pip: `stagec help`, `stagec help build`
+        given = [*given[1:], "--help"]
     of_actions = f"{' '.join(given[:1])} ".startswith(_ACTION)
     if given[:1] == ["action"] and given[1:] and not given[1].startswith("-"):
         given[:2] = [" ".join(given[:2])]
