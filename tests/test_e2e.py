@@ -327,6 +327,7 @@ def test_a_file_that_is_not_declared_is_not_there(built: Workspace, options: tup
         assert "models/attention.py is not an input of this action\n  name it in deps, or in data " in said
 
 
+@pytest.mark.pinned
 def test_an_edited_compiler_is_another_worker(built: Workspace) -> None:
     def phases_of_gelu() -> set[str]:
         assert built.run("build", "//models:models.gelu", "--output_groups=profile").returncode == 0

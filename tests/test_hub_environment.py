@@ -164,6 +164,7 @@ def test_a_sandbox_finds_the_same(workspace: Workspace) -> None:
     assert workspace.bundle() == before
 
 
+@pytest.mark.pinned
 def test_each_file_of_a_package_is_in_the_keys(workspace: Workspace) -> None:
     workspace.build()
     before = workspace.bundle()

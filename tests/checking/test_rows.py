@@ -289,7 +289,7 @@ KEEPS: Sequence[Step] = [  # name, whether it keeps rows apart, what it does to 
 ]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(KEEPS), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
 def test_drawn_functions(steps: list[Step], seed: int) -> None:
     """What is proven, rows that are equal, huge, NaN and zero do not disprove; and what keeps rows apart is proven."""
