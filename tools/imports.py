@@ -86,9 +86,9 @@ PACKAGES: Mapping[str, Package] = {
         "core",
     ),
     "checking": _package(
-        "golden outputs, random inputs and latencies of loaded functions, and proofs that their rows are independent",
+        "golden outputs, random inputs and latencies of loaded functions",
         "bundle core loader pjrt stages",
-        "jaxlib numpy",
+        "numpy",
     ),
     "loader": _package(
         "`stagec.load`: chooses executables, calls them; compiles with `stages` only where none fits",
@@ -162,8 +162,8 @@ PACKAGES: Mapping[str, Package] = {
     ),
     "stagec_serve": _package(
         "a server of bundles: the Open Inference Protocol v2 over HTTP, and batches that fill buckets",
-        "checking core loader pjrt trust",
-        "numpy orjson prometheus_client uvicorn",
+        "checking core loader pjrt stages trust",
+        "jaxlib numpy orjson prometheus_client uvicorn",
     ),
     "stagec_grpc": _package(
         "gRPC: that protocol, for the server; and Bazel's, for a cache of `stagec build`",

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.checking import trials
-from stagec.checking.rows import why_dependent
 from stagec.core.builds import naming
 from stagec.core.sizes.avals import Aval
 from stagec.core.sizes.size import names_in
@@ -31,6 +30,7 @@ from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.making import random_arrays
 from stagec.pjrt.weights import Weight
 from stagec_serve.refusal import RequestError
+from stagec_serve.rows import why_dependent
 from stagec_serve.tensors import interface_of
 
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ class Model:
     digest: of the bundle with the weights that this model has; "": it is not known.
     usage: how the function is called. interface: its tensors. buckets: the sizes that there are executables for.
     rows: the dimension along which requests are gathered; "" if they are not, and then `alone` has the reason.
-    trust: why they may be: "proven" on the StableHLO (`checking/rows.py`), or "declared" in the manifest; else "".
+    trust: why they may be: "proven" on the StableHLO (`rows.py`), or "declared" in the manifest; else "".
     states: the arrays that it keeps between the calls of a sequence, by name.
     target, kind: the running code: an "executable" for a target, or code "compiled" here.
     largest: the number of rows of the largest bucket; 1 if requests are not gathered.

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from jax import lax
 
 import stagec
-from stagec.checking.rows import Ending, _reshaped, why_dependent
 from stagec.stages import mlir
+from stagec_serve.rows import Ending, _reshaped, why_dependent
 
 N = 4
 X = np.random.default_rng(0).standard_normal((N, 16)).astype(np.float32)
