@@ -48,9 +48,9 @@ def take(compiled: Compiled, hardware: Hardware, names: Sequence[str], spec: Exe
     mesh = description.device_assignment
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)) if mesh else {}
     devices = description.nr_devices
-    items = totals.itemize(program, devices, Seconds(hardware.links, devices, mesh.coords if mesh else ()))
+    cost = totals.count(program, devices, Seconds(hardware.links, devices, mesh.coords if mesh else ()))
     exchanges: dict[tuple[str, str], dict[str, Any]] = {}
-    for (kind, among), counts in items.exchanges.items():
+    for (kind, among), counts in cost.exchanges.items():
         row = exchanges.setdefault((kind, collectives.axes(kind, among, sizes)), {})
         for name, value in counts.items():
             row[name] = UNKNOWN if value is None or row.get(name) == UNKNOWN else row.get(name, 0) + value
@@ -62,7 +62,7 @@ def take(compiled: Compiled, hardware: Hardware, names: Sequence[str], spec: Exe
         "executable_sha256": description.executable_sha256,
         "operations": {
             opcode: {name: UNKNOWN if value is None else value for name, value in counts.items()}
-            for opcode, counts in items.operations.items()
+            for opcode, counts in cost.opcodes.items()
         },
         "exchanges": [{"kind": kind, "axes": axes, **row} for (kind, axes), row in sorted(exchanges.items())],
         "arrays": [

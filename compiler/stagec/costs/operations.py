@@ -83,7 +83,7 @@ def flops(instruction: Instruction, operands: Sequence[str], applied: Callable[[
         case "reduce-window":
             return _times(applied(), _windowed(instruction, operands[0], result))
         case "select-and-scatter":
-            return math.prod(_window(instruction, "size", 1)) * _elements(operands[1])
+            return math.prod(_window(instruction, "size")) * _elements(operands[1])
         case "all-reduce":
             return sum(_elements(array) for array in hlo.elements(result))
         case "sort":
@@ -172,7 +172,7 @@ def _convolution(instruction: Instruction, left: str, right: str, result: str) -
 
 def _windowed(instruction: Instruction, operand: str, result: str) -> int:
     """How many pairs of elements a reduction over windows of an array takes together."""
-    sizes = _window(instruction, "size", 1)
+    sizes = _window(instruction, "size")
     every = zip(hlo.dims(operand), sizes, hlo.dims(result), _dimensions(instruction, len(sizes)), strict=True)
     axes = [
         (input_, output, _positions(input_, size, output, *rest)) for input_, size, output, rest in every if size > 1
@@ -206,20 +206,15 @@ def _positions(input_: int, kernel: int, output: int, stride: int, low: int, spr
 
 def _dimensions(instruction: Instruction, count: int) -> list[tuple[int, int, int, int]]:
     """For each dimension of a window: stride, padding before, and the spread of the input and of the window."""
+    strides, spreads, dilations = (_window(instruction, name) for name in ("stride", "lhs_dilate", "rhs_dilate"))
     pads = [int(pad.partition("_")[0]) for pad in _entries(instruction, "pad")] or [0] * count
-    columns = (
-        _window(instruction, "stride", 1),
-        pads,
-        _window(instruction, "lhs_dilate", 1),
-        _window(instruction, "rhs_dilate", 1),
-    )
-    return list(zip(*(column or [1] * count for column in columns), strict=True))
+    return list(zip(*(column or [1] * count for column in (strides, pads, spreads, dilations)), strict=True))
 
 
-def _window(instruction: Instruction, name: str, default: int) -> list[int]:
-    """An entry of a window for each of its dimensions; `default` for all where it is left out, empty without one."""
+def _window(instruction: Instruction, name: str) -> list[int]:
+    """An entry of a window for each of its dimensions; 1 for all where it is left out, empty without a window."""
     sizes = _entries(instruction, "size")
-    return [int(number) for number in _entries(instruction, name)] or [default] * len(sizes)
+    return [int(number) for number in _entries(instruction, name)] or [1] * len(sizes)
 
 
 def _entries(instruction: Instruction, name: str) -> list[str]:

@@ -18,9 +18,9 @@ from stagec.costs.hlo import Instruction
 from stagec.costs.loops import Scope
 
 Metrics: TypeAlias = dict[tuple[str, ...], float | None]
-"""Metrics by name, those of collectives by kind and name; None if not known. Missing metrics are 0."""
-_OPERATION, _AMONG = "operation", "among"
-"""How keys with three parts begin: those of an opcode, and those of devices that exchange arrays (`itemize`)."""
+"""Metrics by name, those of collectives by kind and name; None if not known. Missing metrics are 0.
+
+Keys with three parts are those of a part: "operation" and the opcode, or "among" and the exchange (`Cost`)."""
 _ENDS = ("-done", "-update")
 """How opcodes end that finish something: it was counted where it started."""
 FLOPS, BYTES, SECONDS = ("flops",), ("bytes",), ("seconds",)
@@ -28,11 +28,13 @@ FLOPS, BYTES, SECONDS = ("flops",), ("bytes",), ("seconds",)
 
 @dataclass(frozen=True)
 class Cost:
-    """The costs of a run of a program on one device.
+    """The costs of a run of a program on one device, and its parts, multiplied by their runs.
 
     flops: operations (`operations`). bytes: read from main memory and written to it (`accesses`). seconds: that links
     are busy at least; None also where they are not known. collectives: kind -> "count", how often; "bytes" of the
     arrays; and "sent_bytes" of a device. unknown: what metrics that are None depend on, as a person knows it.
+    opcodes: opcode -> "count", how many instructions run, and "flops", their operations. exchanges: kind and among
+    whom, as `Exchange` has them -> "count", "bytes", "sent_bytes" and "seconds".
     """
 
     flops: float | None
@@ -40,54 +42,33 @@ class Cost:
     seconds: float | None
     collectives: Mapping[str, Mapping[str, float | None]]
     unknown: tuple[str, ...]
+    opcodes: Mapping[str, Mapping[str, float | None]]
+    exchanges: Mapping[tuple[str, str], Mapping[str, float | None]]
 
 
+@functools.lru_cache(maxsize=1)  # the description of a program that was compiled asks, and then its inventory
 def count(text: str, devices: int, seconds: Callable[[Exchange], float | None]) -> Cost:
     """Return the costs of a program.
 
     text: the optimized HLO. devices: on how many it runs. seconds: how long links need for an exchange; None where that
     is not known.
     """
-    metrics, unknown = _counted(text, devices, seconds)
+    counter, program = Counter(devices, seconds), hlo.parse(text)
+    metrics = counter.computation(Scope(program, program.entry)) if program.entry else {}
     kinds: dict[str, dict[str, float | None]] = {}
-    for key in sorted(key for key in metrics if len(key) == 2):
-        kinds.setdefault(key[0], {})[key[1]] = metrics[key]
-    flops, bytes_, busy = (metrics.get(key, 0) for key in (FLOPS, BYTES, SECONDS))
-    return Cost(flops, bytes_, busy, kinds, unknown)
-
-
-@dataclass(frozen=True)
-class Items:
-    """The parts of a program, multiplied by their runs.
-
-    operations: opcode -> "count", how many instructions run, and "flops", their operations. exchanges: kind and among
-    whom, as `Exchange` has them -> "count", "bytes", "sent_bytes" and "seconds".
-    """
-
-    operations: Mapping[str, Mapping[str, float | None]]
-    exchanges: Mapping[tuple[str, str], Mapping[str, float | None]]
-
-
-@functools.lru_cache(maxsize=1)  # callers ask for both after compiling a program
-def _counted(
-    text: str, devices: int, seconds: Callable[[Exchange], float | None]
-) -> tuple[Mapping[tuple[str, ...], float | None], tuple[str, ...]]:
-    """Return the metrics of a program with their parts, and the missing facts behind unknown ones."""
-    counter = Counter(devices, seconds, itemized=True)
-    return counter.program(hlo.parse(text)), tuple(counter.unknown)
-
-
-def itemize(text: str, devices: int, seconds: Callable[[Exchange], float | None]) -> Items:
-    """Return the parts of a program's costs; text, devices and seconds are those of `count`."""
-    operations: dict[str, dict[str, float | None]] = {}
+    opcodes: dict[str, dict[str, float | None]] = {}
     exchanges: dict[tuple[str, str], dict[str, float | None]] = {}
-    for key, value in sorted(_counted(text, devices, seconds)[0].items()):
-        if key[0] == _OPERATION:
-            operations.setdefault(key[1], {"count": 0, "flops": 0})[key[2]] = value
-        elif key[0] == _AMONG:
-            kind, among = key[1].split(" ", 1)
-            exchanges.setdefault((kind, among), {})[key[2]] = value
-    return Items(operations, exchanges)
+    for key, value in sorted(metrics.items()):
+        match key:
+            case (kind, name):
+                kinds.setdefault(kind, {})[name] = value
+            case ("operation", opcode, name):
+                opcodes.setdefault(opcode, {"count": 0, "flops": 0})[name] = value
+            case ("among", whom, name):
+                kind, among = whom.split(" ", 1)
+                exchanges.setdefault((kind, among), {})[name] = value
+    flops, bytes_, busy = (metrics.get(key, 0) for key in (FLOPS, BYTES, SECONDS))
+    return Cost(flops, bytes_, busy, kinds, tuple(counter.unknown), opcodes, exchanges)
 
 
 @dataclass(frozen=True)
@@ -110,7 +91,7 @@ def runs(program: hlo.Program, devices: int) -> dict[str, Runs]:
 
     What a fusion or a custom call has is that instruction's. Loops and branches are their instructions.
     """
-    counter = Counter(devices, lambda _: 0.0, itemized=True)
+    counter = Counter(devices, lambda _: 0.0)
     instructions: dict[str, Runs] = {}
 
     def walk(scope: Scope, times: int | None) -> None:
@@ -136,7 +117,7 @@ def runs(program: hlo.Program, devices: int) -> dict[str, Runs]:
                         None if times is None or again is None else times + again,
                         metrics.get(FLOPS, 0),
                         metrics.get(BYTES, 0),
-                        sum(metrics.get((_OPERATION, opcode, "flops"), 0) or 0 for opcode in operations.MULTIPLIED),
+                        sum(metrics.get(("operation", opcode, "flops"), 0) or 0 for opcode in operations.MULTIPLIED),
                     )
 
     if program.entry:
@@ -145,32 +126,26 @@ def runs(program: hlo.Program, devices: int) -> dict[str, Runs]:
 
 
 class Counter:
-    """Counts computations. unknown: unknown facts on the way, by their name for a person. itemized: for `itemize`."""
+    """Counts computations. unknown: unknown facts on the way, by their name for a person."""
 
-    def __init__(self, devices: int, seconds: Callable[[Exchange], float | None], itemized: bool = False) -> None:
-        self.devices, self.unknown, self._itemized = devices, dict[str, None](), itemized
+    def __init__(self, devices: int, seconds: Callable[[Exchange], float | None]) -> None:
+        self.devices, self.unknown = devices, dict[str, None]()
         self._seconds = seconds
         self._exchanges: dict[Exchange, Metrics] = {}
         self._applied: dict[str, int | None] = {}
-
-    def program(self, program: hlo.Program) -> Metrics:
-        """Return the metrics of a program."""
-        return self.computation(Scope(program, program.entry)) if program.entry else {}
-
-    def metrics_of(self, instruction: Instruction, scope: Scope, chains: set[str]) -> Metrics:
-        """Return the metrics of one instruction that is in no fusion. chains: as for `computation`."""
-        return {} if instruction.opcode in hlo.FREE else self._instruction(instruction, scope, chains, False)
 
     def computation(self, scope: Scope, chains: set[str] | None = None) -> Metrics:
         """Return the metrics of a computation. chains: of exchanges that were counted; None outside fusions."""
         total: Metrics = {}
         counted = set[str]() if chains is None else chains
         for instruction in scope.computation.instructions.values():
-            if instruction.opcode not in hlo.FREE:
-                _add(total, self._instruction(instruction, scope, counted, chains is not None))
+            _add(total, self.metrics_of(instruction, scope, counted, chains is not None))
         return total
 
-    def _instruction(self, instruction: Instruction, scope: Scope, chains: set[str], fused: bool) -> Metrics:
+    def metrics_of(self, instruction: Instruction, scope: Scope, chains: set[str], fused: bool = False) -> Metrics:
+        """Return the metrics of one instruction. chains: as for `computation`. fused: whether it is in a fusion."""
+        if instruction.opcode in hlo.FREE:
+            return {}
         program, computation = scope.program, scope.computation
         match instruction.operation:
             case "while":
@@ -190,9 +165,8 @@ class Counter:
         # Nobody knows what such a call reads either: a count of its operands would look like the whole.
         if metrics[FLOPS] is None:
             metrics[BYTES] = None
-        if self._itemized:
-            metrics[_OPERATION, instruction.operation, "count"] = 0 if instruction.opcode.endswith(_ENDS) else 1
-            metrics[_OPERATION, instruction.operation, "flops"] = metrics[FLOPS]
+        metrics["operation", instruction.operation, "count"] = 0 if instruction.opcode.endswith(_ENDS) else 1
+        metrics["operation", instruction.operation, "flops"] = metrics[FLOPS]
         exchange = collectives.exchange(instruction, computation, fused)
         # XLA:TPU splits one exchange over several fusions: only the first part counts it.
         if exchange and not (exchange.chain and exchange.chain in chains):
@@ -229,18 +203,16 @@ class Counter:
         if exchange not in self._exchanges:
             if not exchange.among:
                 self.unknown[f"which devices exchange arrays in an {exchange.kind}"] = None
-            self._exchanges[exchange] = {
+            sent = collectives.sent_bytes(exchange, self.devices) if exchange.among else None
+            metrics: Metrics = {
                 SECONDS: self._seconds(exchange) if exchange.among else None,
                 (exchange.kind, "count"): 1,
                 (exchange.kind, "bytes"): exchange.bytes,
-                (exchange.kind, "sent_bytes"): collectives.sent_bytes(exchange, self.devices)
-                if exchange.among
-                else None,
+                (exchange.kind, "sent_bytes"): sent,
             }
-            if self._itemized:
-                metrics = self._exchanges[exchange]
-                among = f"{exchange.kind} {exchange.among}"
-                metrics |= {(_AMONG, among, key[-1]): value for key, value in list(metrics.items())}
+            whom = f"{exchange.kind} {exchange.among}"
+            parts = {("among", whom, key[-1]): value for key, value in metrics.items()}
+            self._exchanges[exchange] = metrics | parts
         return self._exchanges[exchange]
 
 
