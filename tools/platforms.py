@@ -67,8 +67,7 @@ def text() -> str:
     files = [Path(file) for module, file in planning().items() if module.split(".")[0] == "stagec"]
     sources = {file.relative_to(COMPILER).as_posix() for file in files} | {"stagec/__main__.py", "stagec/releases.toml"}
     for name, platform in platforms.items():  # a manifest that names no such target imports no module of it
-        sources |= {f"stagec/{part}/{name}.py" for part in ("hardware", "manifest")}
-        sources.add(f"stagec/targets/{platform.catalog}")
+        sources |= {f"stagec/hardware/{name}.py", f"stagec/targets/{platform.catalog}"}
     tables = (
         ["PLUGINS = {", *plugins, "}"],
         ["# Mnemonics of the actions that compile.", "MNEMONICS = {", *mnemonics, "}"],

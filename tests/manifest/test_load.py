@@ -1,7 +1,7 @@
 """Loading a manifest: what is accepted, where and why it is refused; `messages.txt` has the exact words of many.
 
-Modules: `core/builds/frontends.py`, `manifest/cpu.py`, `manifest/cuda.py`, `manifest/environment.py`,
-`manifest/gpu.py`, `manifest/models.py`, `manifest/rocm.py`, `manifest/tables.py`, `manifest/targets.py`,
+Modules: `core/builds/frontends.py`, `manifest/cpu.py`, `manifest/environment.py`, `manifest/gpu.py`,
+`manifest/models.py`, `manifest/tables.py`, `manifest/targets.py`,
 `manifest/toml.py`, `manifest/tpu.py`, `manifest/values.py`.
 """
 

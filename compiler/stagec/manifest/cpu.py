@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
@@ -47,11 +47,6 @@ class CpuTarget(Table):
     )
     jaxlib: Jaxlib = None
     compiler_options: CompilerOptions = {}
-
-    FILES: ClassVar[dict[str, str]] = {}
-    """Keys that name files beside the manifest, and the ends of the files' names."""
-    PATTERNS: ClassVar[dict[str, str]] = {}
-    """Patterns of its values, and the words of a message about a string that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.CpuTarget | specs.Aarch64Target:
         """Return the target in full. file: the manifest's name in messages; folder: its folder.

@@ -1,10 +1,10 @@
-"""Targets for GPUs, of any vendor."""
+"""Targets for GPUs, of both vendors."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import Field, StringConstraints
 
@@ -14,7 +14,7 @@ from stagec.hardware import autotuning, catalog
 from stagec.hardware.gpu_devices import Device, GpuHardware, num_devices, read
 from stagec.manifest import tables, toml
 from stagec.manifest.tables import NAME, SHAPE, CompilerOptions, Jaxlib, Table
-from stagec.manifest.values import file_pattern, no_file
+from stagec.manifest.values import file_pattern
 
 DEVICE = rf"({NAME})|({file_pattern('toml')})"
 """The short name of a device, or a file."""
@@ -28,6 +28,8 @@ DeviceName: TypeAlias = Annotated[
 ]
 AUTOTUNING = file_pattern("textproto")
 """A file of results of autotuning."""
+FILES = {"device": "toml", "autotuning": "textproto"}
+"""Keys of a target that name files beside the manifest, and the ends of the files' names."""
 
 
 class GpuTarget(Table):
@@ -50,14 +52,6 @@ class GpuTarget(Table):
     jaxlib: Jaxlib = None
     compiler_options: CompilerOptions = {}
 
-    FILES: ClassVar[dict[str, str]] = {"device": "toml", "autotuning": "textproto"}
-    """Keys that name files beside the manifest, and the ends of the files' names."""
-    PATTERNS: ClassVar[dict[str, str]] = {
-        DEVICE: f"is not the short name of a device, and {no_file('.toml')}",
-        AUTOTUNING: f"is {no_file('.textproto')}",
-    }
-    """Patterns of its values, and the words of a message about a string that does not match."""
-
     def describe(self, name: str, file: str, folder: Path) -> specs.GpuTarget:
         """Return the target in full. file: the manifest's name in messages; folder: its folder.
 
@@ -68,6 +62,20 @@ class GpuTarget(Table):
         results = _autotuning(self.autotuning, device, file, folder)
         described = self.device, self.topology, asdict(device), self.compiler_options
         return specs.GpuTarget(name, *described, self.autotuning, results, self.platform)
+
+
+class CudaTarget(GpuTarget):
+    """NVIDIA devices to compile for. You need none to build."""
+
+    platform: Literal["cuda"] = Field(description="Kind of hardware.", examples=["cuda"])
+    device: DeviceName = Field(examples=["h100-sxm", "devices/mine.toml"])
+
+
+class RocmTarget(GpuTarget):
+    """AMD devices to compile for. You need none to build."""
+
+    platform: Literal["rocm"] = Field(description="Kind of hardware.", examples=["rocm"])
+    device: DeviceName = Field(examples=["mi300x", "devices/mine.toml"])
 
 
 def _device(platform: str, name: str, file: str, folder: Path) -> Device:

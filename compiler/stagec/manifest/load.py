@@ -21,7 +21,8 @@ from stagec.core.builds.specs import TargetSpec
 from stagec.core.data import reading
 from stagec.core.messages.errors import Problem, StagecError, nearest, show
 from stagec.hardware import catalog
-from stagec.manifest import models, toml
+from stagec.hardware.tpu_topologies import TOPOLOGY
+from stagec.manifest import gpu, models, toml
 from stagec.manifest.tables import NAME, RELEASE, SHAPE
 from stagec.manifest.targets import resolve
 from stagec.manifest.toml import Location, key_path
@@ -296,7 +297,9 @@ _PATTERNS = {
     SHAPE: "is not a shape: sizes with x between them",
     RELEASE: "is not a release: numbers with . between them",
     naming.JAXLIB: "is not a release of jaxlib, as jaxlib==0.12.0 is",
-    **{pattern: text for model in models.TARGETS.values() for pattern, text in model.PATTERNS.items()},
+    gpu.DEVICE: f"is not the short name of a device, and {no_file('.toml')}",
+    gpu.AUTOTUNING: f"is {no_file('.textproto')}",
+    TOPOLOGY: "is not a TPU topology: a generation, and chips along each axis",
     models.TENSOR_NAME: "is not a name of an array: letters, digits and _ . / -, the first no . / or -, at most 200",
     models.FINGERPRINT: "is not a fingerprint: 16 digits and letters a to f, as python -m stagec.jax_cache prints it",
     models.VERSION: "is not a version: letters, digits and . + _ -",

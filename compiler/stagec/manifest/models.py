@@ -20,9 +20,8 @@ from pydantic import (
 from stagec.core.builds import naming
 from stagec.core.builds.frontends import FRONTENDS
 from stagec.manifest.cpu import CpuTarget
-from stagec.manifest.cuda import CudaTarget
 from stagec.manifest.environment import ENVIRONMENT_SCHEMA, read_environment
-from stagec.manifest.rocm import RocmTarget
+from stagec.manifest.gpu import CudaTarget, RocmTarget
 from stagec.manifest.tables import NAME, RELEASE, Jaxlib, Table
 from stagec.manifest.tpu import TpuTarget
 from stagec.manifest.values import (

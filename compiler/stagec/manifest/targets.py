@@ -16,11 +16,9 @@ from stagec.core.data import reading
 from stagec.core.messages.errors import Problem, StagecError
 from stagec.hardware import catalog
 from stagec.manifest import toml
-from stagec.manifest.models import TARGETS, Document, Target
+from stagec.manifest.gpu import FILES
+from stagec.manifest.models import Document, Target
 from stagec.manifest.values import file_pattern
-
-FILES = {key: ending for model in TARGETS.values() for key, ending in model.FILES.items()}
-"""Keys of targets that name files beside the manifest, and the ends of the files' names."""
 
 
 def resolve(document: Document, file: str, folder: Path) -> tuple[dict[str, TargetSpec], list[Problem]]:

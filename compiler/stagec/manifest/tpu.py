@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -27,11 +27,6 @@ class TpuTarget(Table):
     slices: int = Field(1, ge=1, description="Number of such slices, connected by a data-center network.", examples=[2])
     jaxlib: Jaxlib = None
     compiler_options: CompilerOptions = {}
-
-    FILES: ClassVar[dict[str, str]] = {}
-    """Keys that name files beside the manifest, and the ends of the files' names."""
-    PATTERNS: ClassVar[dict[str, str]] = {TOPOLOGY: "is not a TPU topology: a generation, and chips along each axis"}
-    """Patterns of its values, and the words of a message about a string that does not match."""
 
     def describe(self, name: str, file: str, folder: Path) -> specs.TpuTarget:
         """Return the target in full. file: the manifest's name in messages; folder: its folder.

@@ -1,8 +1,8 @@
 """The platforms: their names, and the libraries that compile for them and run on them.
 
 To add one, write a row here and the class of its targets in `specs`, and these modules: `hardware.NAME` for what
-is checked in of its devices, `manifest.NAME` for the table of a manifest, `backends.NAME.compiler` for the compiler, or
-a vendor's module in `backends.gpu`.
+is checked in of its devices, `manifest.NAME` for the table of a manifest (GPUs: a class in `manifest.gpu`),
+`backends.NAME.compiler` for the compiler, or a vendor's module in `backends.gpu`.
 `python tools/platforms.py --write` writes the rules' table. The loader and the compilers take plugins from here.
 """
 
