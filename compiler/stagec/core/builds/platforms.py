@@ -75,6 +75,17 @@ def _is_installed(plugin: Plugin) -> bool:
         return False
 
 
+def _gpu_plugin(platform: str, release: int) -> Plugin:
+    """Return the plugin for a release of the vendor's libraries."""
+    return Plugin(
+        platform,
+        package=f"jax_plugins.xla_{platform}{release}",
+        library=f"xla_{platform}_plugin.so",
+        distribution=f"jax-{platform}{release}-pjrt",
+        kernels=f"jax-{platform}{release}-plugin",
+    )
+
+
 GPUS = ("cuda", "rocm")
 """The platforms whose executables launch kernels with figures of their own, and whose plugins are XLA:GPU."""
 PLATFORMS: Mapping[str, Platform] = {
@@ -86,16 +97,7 @@ PLATFORMS: Mapping[str, Platform] = {
             "NVIDIA device",
             "NVIDIA devices",
             "nvidia.toml",
-            [
-                Plugin(
-                    platform="cuda",
-                    package=f"jax_plugins.xla_cuda{release}",
-                    library="xla_cuda_plugin.so",
-                    distribution=f"jax-cuda{release}-pjrt",
-                    kernels=f"jax-cuda{release}-plugin",
-                )
-                for release in (13, 12)
-            ],
+            [_gpu_plugin("cuda", release) for release in (13, 12)],
             nodes=("nvidia[0-9]*", "dxg"),
             compiler="gpu",
         ),
@@ -104,16 +106,7 @@ PLATFORMS: Mapping[str, Platform] = {
             "AMD device",
             "AMD devices",
             "amd.toml",
-            [
-                Plugin(
-                    platform="rocm",
-                    package=f"jax_plugins.xla_rocm{release}",
-                    library="xla_rocm_plugin.so",
-                    distribution=f"jax-rocm{release}-pjrt",
-                    kernels=f"jax-rocm{release}-plugin",
-                )
-                for release in (7, 10)
-            ],
+            [_gpu_plugin("rocm", release) for release in (7, 10)],
             nodes=("kfd",),
             compiler="gpu",
         ),
@@ -122,15 +115,7 @@ PLATFORMS: Mapping[str, Platform] = {
             "TPU",
             "TPUs; properties are of one chip, and a target is a slice of them, of any size up to the pod",
             "tpu.toml",
-            [
-                Plugin(
-                    platform="tpu",
-                    package="libtpu",
-                    library="libtpu.so",
-                    distribution="libtpu",
-                    own_versions=True,
-                )
-            ],
+            [Plugin("tpu", "libtpu", "libtpu.so", "libtpu", own_versions=True)],
             # Other devices have /dev/vfio too. The numbers are those of jax/_src/hardware_utils.py, from v3 to tpu7x.
             nodes=("accel[0-9]*", "vfio/[0-9]*"),
             pci=("0x1ae0", frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})),
