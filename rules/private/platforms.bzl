@@ -59,7 +59,6 @@ PLANNING = [
     "stagec/core/messages/refusal.py",
     "stagec/core/sizes/__init__.py",
     "stagec/core/sizes/avals.py",
-    "stagec/core/sizes/bounds.py",
     "stagec/core/sizes/expressions.py",
     "stagec/core/sizes/frozen.py",
     "stagec/core/sizes/names.py",

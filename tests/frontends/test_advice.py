@@ -271,6 +271,20 @@ def test_what_the_advice_about_sizes_says(model: Path) -> None:
     assert export(model, spec(entry="model:larger", args=["f32[c,h,w]"], constraints=["h >= 5"]))[:2] == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("constraints", "key", "told"),
+    [
+        (["h >= 5", "h <= 4"], "", "ValueError: Unsatisfiable constraint: h <= 4"),
+        (["5 >= 6"], ".constraints", "ValueError: Unsatisfiable explicit constraint: 5 >= 6"),
+    ],
+)
+def test_constraints_that_no_sizes_fulfil(model: Path, constraints: list[str], key: str, told: str) -> None:
+    status, said, _ = export(model, spec(entry="model:larger", args=["f32[c,h,w]"], constraints=constraints))
+    assert status == 2
+    assert said.startswith(f"pkg/m.toml: functions.f{key}: ")
+    assert told in said
+
+
 @pytest.mark.parametrize("name", ["token", "own_key", "narrow"])
 def test_jit_says_the_same(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.syspath_prepend(str(model))

@@ -15,7 +15,6 @@ from stagec.core.builds.platforms import GPUS
 from stagec.core.builds.specs import NOT_EXAMINED, Aarch64Target, TargetSpec
 from stagec.core.messages.errors import Problem, nearest, show
 from stagec.core.sizes.avals import FILES, Aval, AvalError, dimension_variables, evaluate_shape, holds, parse_aval
-from stagec.core.sizes.bounds import contradiction
 from stagec.core.sizes.partitions import Partition, parse
 from stagec.core.sizes.size import Constraint, DimensionError, parse_constraint
 from stagec.core.trees import same
@@ -85,14 +84,9 @@ class _Case:
         return [*map(parse_constraint, self.function.constraints)]
 
     @cached_property
-    def contradiction(self) -> tuple[int, str] | None:
-        """The number of a constraint that no sizes can fulfil together with the earlier ones, and why."""
-        return contradiction(self.constraints)
-
-    @cached_property
     def buckets(self) -> Sequence[Mapping[str, int]]:
         """Every combination of sizes; none as long as dimensions, buckets and constraints do not fit together."""
-        if self.dims is None or self.contradiction or not self.function.buckets.keys() >= {*self.dims}:
+        if self.dims is None or not self.function.buckets.keys() >= {*self.dims}:
             return ()
         named = {name for constraint in self.constraints for name in constraint.names}
         return list(self.function.every_bucket()) if self.function.buckets and named <= {*self.dims} else ()
@@ -380,13 +374,6 @@ def _serve_state(case: _Case) -> _Faults:
             yield _Fault(("serve", "state", name), "it has no argument and no result", write)
 
 
-def _contradicted(case: _Case) -> _Faults:
-    """Constraints that no sizes fulfil."""
-    if case.contradiction:
-        number, what = case.contradiction
-        yield _Fault(("constraints", number), what, "change it, or leave it out")
-
-
 def _division(case: _Case) -> _Faults:
     """Specs of arguments that are not a prefix of the arguments, or that do not fit the shape of one."""
     function, mesh = case.function, case.mesh
@@ -514,7 +501,7 @@ def _constrained(case: _Case) -> _Faults:
 def _constrained_elsewhere(case: _Case) -> _Faults:
     """Constraints in the manifest of dimensions that a function of the model makes."""
     function = case.function
-    if case.avals is None and function.constraints and not case.contradiction:
+    if case.avals is None and function.constraints:
         dims = ", ".join(sorted({name for constraint in case.constraints for name in constraint.names}))
         what = f"{function.avals} makes the symbolic dimensions, with their constraints"
         write = f'write there for example symbolic_shape("{dims}", constraints={show(function.constraints)})'
@@ -574,7 +561,6 @@ _OF_FUNCTION: tuple[Callable[[_Case], _Faults], ...] = (
     _sharded_kwargs,
     _serve_names,
     _serve_state,
-    _contradicted,
     _division,
     _donated,
     _x64,

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stagec.core.sizes.bounds import Interval, bounds, contradiction, without_equal_names
 from stagec.core.sizes.size import Call, Constraint, DimensionError, Size, parse as parse_size, parse_constraint
+from stagec_arrays.bounds import Interval, bounds, contradiction, divided, replaced, without_equal_names
 
 Shape: TypeAlias = tuple[Any, ...]
 """Sizes: ints, or `Dim` if they are symbolic."""
@@ -155,12 +155,12 @@ _SIZES = (int, np.integer, Dim)
 
 
 def _quotient(left: Size, right: Size) -> Size:
-    exact = left.divided(right)
+    exact = divided(left, right)
     return left.call("floordiv", right) if exact is None else exact[0]
 
 
 def _rest(left: Size, right: Size) -> Size:
-    exact = left.divided(right)
+    exact = divided(left, right)
     return left.call("mod", right) if exact is None else exact[1]
 
 
@@ -173,10 +173,10 @@ def _made(size: Size, constraints: tuple[Constraint, ...]) -> Any:
         ((factors, coefficient),) = left.terms
         if len(factors) == 1 and isinstance(factors[0], str):  # a name stays, as shapes of arguments have it
             continue
-        size = size.replaced(factors, coefficient, right)
+        size = replaced(size, factors, coefficient, right)
         match factors, coefficient, right.constant:
             case (Call("mod", dividend, divisor),), 1 | -1, 0 if divisor.constant is not None:
-                size = size.replaced((Call("floordiv", dividend, divisor),), divisor.constant, dividend)
+                size = replaced(size, (Call("floordiv", dividend, divisor),), divisor.constant, dividend)
     number = size.constant
     return Dim(size, constraints) if number is None else number
 

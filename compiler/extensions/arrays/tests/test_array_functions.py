@@ -166,6 +166,12 @@ def test_shardings_of_a_manifest(workspace: Path) -> None:
     assert said in run(workspace, wrong, "--output", "out/f.exported")
 
 
+def test_constraints_that_no_sizes_fulfil(workspace: Path) -> None:
+    wrong = spec(args=[{"w": "f32[4,6]"}, "f32[n,4]"], **GRID, constraints=["n >= 8", "n <= 4"])
+    said = 'constraints[1]: no sizes fulfil "n <= 4" and the constraints before it'
+    assert said in run(workspace, wrong, "--output", "out/f.exported")
+
+
 def test_a_precision_of_products(workspace: Path) -> None:
     product = {"args": [{"w": "f32[4,6]"}, "f32[2,4]"], **GRID}
     found = exported(workspace, spec(**product, matmul_precision="highest")).mlir_module()

@@ -3,7 +3,6 @@
 A size is built from integers and names with `+ - *`, `^` (a power), and `floordiv mod max min`, as in
 `jax.export.symbolic_shape`. Written by a person it may also have parentheses, `//` and `%`; the canonical spelling has
 none of these, so that JAX reads it. Manifests and artifacts hold the spelling, everything else a `Size`.
-`core.sizes.bounds` computes bounds of a size's value.
 """
 
 import ast
@@ -135,36 +134,6 @@ class Size(Frozen):
             return Size.of(FUNCTIONS[name](left, right))
         return Size.of(Call(name, self, other))
 
-    def divided(self, other: "Size") -> "tuple[Size, Size] | None":
-        """Return quotient and rest if both are sizes without a new call; None otherwise.
-
-        The rest is 0, or a number where `other` is one. Raises DimensionError for a division by zero.
-        """
-        if not other.terms:
-            raise DimensionError("division by zero")
-        (leading, divisor), number = other.terms[0], other.constant
-        quotient, rest = Size(()), self
-        while rest.constant is None:
-            factors, coefficient = rest.terms[0]
-            partial = _without(factors, leading)
-            if partial is None or coefficient % divisor or len(quotient.terms) == _MOST_TERMS:
-                return None
-            step = Size(((partial, coefficient // divisor),))
-            quotient, rest = quotient + step, rest - step * other
-        last = rest.constant
-        if number is not None:
-            return quotient + last // number, Size.of(last % number)
-        return None if last else (quotient, rest)
-
-    def replaced(self, factors: Monomial, coefficient: int, by: "Size") -> "Size":
-        """Return the size with `by` in place of each whole multiple of a term."""
-        result = self
-        for own, times in self.terms:
-            rest = _without(own, factors)
-            if rest is not None and times % coefficient == 0:
-                result = result - Size(((own, times),)) + by * Size(((rest, times // coefficient),))
-        return result
-
     def compute(self, sizes: Mapping[str, Any], functions: Mapping[str, Callable[[Any, Any], Any]] = FUNCTIONS) -> Any:
         """Return its value, in the order of operations of its spelling. sizes: anything that has Python's operators.
 
@@ -223,16 +192,6 @@ def _sum(sizes: Iterable[tuple[Size, int]]) -> Size:
 
 def _powers(factors: Monomial) -> list[tuple[Factor, int]]:
     return [(factor, factors.count(factor)) for factor in dict.fromkeys(factors)]
-
-
-def _without(factors: Monomial, divisor: Monomial) -> Monomial | None:
-    """Return a product divided by another; None if that is not a product."""
-    rest = list(factors)
-    for factor in divisor:
-        if factor not in rest:
-            return None
-        rest.remove(factor)
-    return tuple(rest)
 
 
 def _value(factor: Factor, sizes: Mapping[str, Any], functions: Mapping[str, Callable[[Any, Any], Any]]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ def arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...]
     """Return the abstract arguments. Raises StagecError with all their faults."""
     if spec.avals is not None:
         return _arguments_of_callable(spec)
-    scope = jax.export.SymbolicScope(tuple(spec.constraints))
+    constraints = functools.partial(jax.export.SymbolicScope, tuple(spec.constraints))
+    scope = user_code.run(constraints, "the constraints raised", spec.manifest, f"{spec.key}.constraints")
 
     def struct(aval: Aval, key: str) -> jax.ShapeDtypeStruct:
         def make() -> jax.ShapeDtypeStruct:

@@ -17,6 +17,7 @@ from stagec.frontends.common import closures, entries, repeatable, source_locati
 from stagec.frontends.common.frontend import Export, versions as versions
 from stagec.pjrt import dialects
 from stagec_arrays import dims, dtypes, meshes, pytrees
+from stagec_arrays.bounds import contradiction
 from stagec_arrays.frontend import shardings, staging
 from stagec_arrays.frontend.staging import ArrayTracer
 from stagec_arrays.primitives import contractions
@@ -123,6 +124,8 @@ def _arguments(spec: FunctionSpec, roots: Sequence[str]) -> tuple[tuple[Any, ...
         result, advice = entries.arguments_of_callable(spec, "ShapeDtypeStruct")
         return entries.abstracted(spec, result, _abstract, advice)
     constraints = tuple(map(parse_constraint, spec.constraints))
+    if wrong := contradiction(constraints):
+        raise spec.problem(f"constraints[{wrong[0]}]", wrong[1], "change it, or leave it out")
 
     def struct(aval: Aval, key: str) -> ShapeDtypeStruct:
         try:

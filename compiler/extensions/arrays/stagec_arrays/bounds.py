@@ -1,9 +1,9 @@
-"""Bounds of the value of a size. They hold for all sizes of its names, if each is 1 or more.
+"""What is decided of a size: bounds of its value, and divisions. It holds for all sizes of its names from 1 on.
 
 Facts are sizes that are 0 or more: of names, of constraints, and of each function and product in them. A size is at
 least `c` if it is `c` and a sum of facts, each some times; the largest such `c` is a linear program. So a bound has a
 proof, and what has none stays open: -inf or inf. stagec refuses a size that it cannot prove, as `jax.export` does;
-tests/core/test_sizes.py compares the two.
+compiler/extensions/arrays/tests/test_bounds.py compares the two.
 """
 
 import functools
@@ -21,6 +21,8 @@ _MOST_FACTS = 60
 """Facts of one decision. Those that are left out leave bounds wider, and never wrong."""
 _MOST_CASES = 3
 """The most calls of max and min in one decision that examines both cases."""
+_MOST_STEPS = 1000
+"""Terms of a quotient: far more than a model's shapes have."""
 
 
 @functools.lru_cache(16384)
@@ -51,8 +53,50 @@ def without_equal_names(size: Size, constraints: Sequence[Constraint]) -> Size:
         match left.terms:
             case (((str(name),), 1),) if sign == "==" and name not in right.names:
                 while any(name in factors for factors, _ in size.terms):
-                    size = size.replaced((name,), 1, right)
+                    size = replaced(size, (name,), 1, right)
     return size
+
+
+def replaced(size: Size, factors: Monomial, coefficient: int, by: Size) -> Size:
+    """Return the size with `by` in place of each whole multiple of a term."""
+    result = size
+    for own, times in size.terms:
+        rest = _without(own, factors)
+        if rest is not None and times % coefficient == 0:
+            result = result - Size(((own, times),)) + by * Size(((rest, times // coefficient),))
+    return result
+
+
+def divided(size: Size, by: Size) -> tuple[Size, Size] | None:
+    """Return quotient and rest if both are sizes without a new call; None otherwise.
+
+    The rest is 0, or a number where `by` is one. Raises DimensionError for a division by zero.
+    """
+    if not by.terms:
+        raise DimensionError("division by zero")
+    (leading, divisor), number = by.terms[0], by.constant
+    quotient, rest = Size(()), size
+    while rest.constant is None:
+        factors, coefficient = rest.terms[0]
+        partial = _without(factors, leading)
+        if partial is None or coefficient % divisor or len(quotient.terms) == _MOST_STEPS:
+            return None
+        step = Size(((partial, coefficient // divisor),))
+        quotient, rest = quotient + step, rest - step * by
+    last = rest.constant
+    if number is not None:
+        return quotient + last // number, Size.of(last % number)
+    return None if last else (quotient, rest)
+
+
+def _without(factors: Monomial, divisor: Monomial) -> Monomial | None:
+    """Return a product divided by another; None if that is not a product."""
+    rest = list(factors)
+    for factor in divisor:
+        if factor not in rest:
+            return None
+        rest.remove(factor)
+    return tuple(rest)
 
 
 def _bounds(size: Size, constraints: tuple[Constraint, ...], inner: tuple[Constraint, ...]) -> Interval:
@@ -227,7 +271,7 @@ def _of_call(call: Call, constraints: tuple[Constraint, ...]) -> Iterator[Size]:
     yield from _same(left, right * quotient + rest)
     yield rest
     yield right - rest - 1
-    exact = left.divided(right)
+    exact = divided(left, right)
     if exact is not None:
         yield from _same(quotient, exact[0])
     if bounds(left, constraints)[0] >= 0:
