@@ -171,7 +171,7 @@ def read_index(data: bytes, check: Callable[[Any], None], path: str, sizes: Mapp
     return index
 
 
-_MEMBERS = json_shapes.table(json_shapes.sha256)
+_MEMBERS = json_shapes.shape({...: json_shapes.sha256})
 """Shape of the key "members" of the index of every kind of archive."""
 
 

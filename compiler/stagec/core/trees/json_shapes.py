@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set as AbstractSet
 from typing import Any, NoReturn
 
 from stagec.core.data import paths
@@ -131,10 +131,8 @@ def shape(form: Any) -> Shape:
         return check
     shapes = {key: shape(value) for key, value in form.items()}
     rest = shapes.pop(..., None)
-    if rest is not None and not shapes:
-        return table(rest)
-    optional = {key.removesuffix("?"): check for key, check in shapes.items() if key.endswith("?")}
-    return record({key: check for key, check in shapes.items() if not key.endswith("?")}, optional, rest)
+    wanted = {key for key in shapes if not key.endswith("?")}
+    return _record(wanted, {key.removesuffix("?"): check for key, check in shapes.items()}, rest)
 
 
 _TYPES: Mapping[type, Shape] = {str: text, bool: flag, int: count, float: number, object: anything}
@@ -158,32 +156,18 @@ def array(item: Shape) -> Shape:
     return check
 
 
-def table(form: Any, key: Shape | None = None) -> Shape:
-    """An object whose values have one form (`shape`), and its keys another shape; None: any keys."""
-    item = shape(form)
-
-    def check(value: Any) -> None:
-        if type(value) is not dict:
-            _wanted("an object", value)
-        for name, element in value.items():
-            try:
-                if key is not None:
-                    key(name)
-                item(element)
-            except Mismatch as error:
-                raise error.below(f".{shown(name)}") from None
-
-    return check
+def table(form: Any, key: Shape) -> Shape:
+    """An object whose values have one form (`shape`), and its keys another shape."""
+    return _record(set(), {}, shape(form), key)
 
 
-def record(
-    fields: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, rest: Shape | None = None
+def _record(
+    wanted: AbstractSet[str], known: Mapping[str, Shape], rest: Shape | None, name: Shape | None = None
 ) -> Shape:
-    """An object with these keys, and those of `optional` where it has them.
+    """An object with the keys `wanted`, and the others that are known where it has them.
 
-    rest: shape of the values of other keys; None: others are refused.
+    rest: shape of the values of other keys; None: others are refused. name: shape of all keys; None: any.
     """
-    wanted, known = fields.keys(), {**fields, **(optional or {})}
 
     def check(value: Any) -> None:
         if type(value) is not dict:
@@ -195,6 +179,8 @@ def record(
             if shape is None:
                 raise Mismatch("no such key is known", f".{shown(key)}")
             try:
+                if name is not None:
+                    name(key)
                 shape(element)
             except Mismatch as error:
                 raise error.below(f".{shown(key)}") from None
