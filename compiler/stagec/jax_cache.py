@@ -31,22 +31,22 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import jax
 
-from stagec.core.data import writing
+from stagec.core.data import reading, writing
 from stagec.core.messages.errors import either, mistake
 from stagec.core.messages.refusal import LoadError
 from stagec.frontends.common import user_code
 from stagec.frontends.jax import cache_keys
 from stagec.hardware import x86
-from stagec.jaxcache import jax_entries
-from stagec.jaxcache.built import Built
-from stagec.jaxcache.jax_entries import Key
+from stagec.jaxcache import jax_entries, jax_misses
+from stagec.jaxcache.jax_entries import Entry, Key
+from stagec.jaxcache.jax_misses import Lookup, Miss
 from stagec.pjrt import host
 from stagec.trust import attestation, model_signing
 
@@ -116,21 +116,27 @@ def _topologies(key: Key) -> Iterator[bytes]:
 
 
 class _Cache:
-    """What JAX asks instead of its own cache of a folder that stagec built.
+    """What JAX asks instead of its own cache of a folder that stagec built: its index was read once.
 
     own: JAX's cache of what it compiles itself; None if it keeps nothing. sealed: whether each of its entries ends with
     its digest, because others have none.
     """
 
-    def __init__(self, built: Built, path: str, own: Any, sealed: bool) -> None:
-        self._built, self._path, self._own, self._sealed = built, path, own, sealed
+    def __init__(self, path: str, entries: Sequence[Entry], own: Any, sealed: bool) -> None:
+        self._path, self._entries, self._own, self._sealed = path, entries, own, sealed
+        self._built: dict[str, tuple[Entry, str]] = {
+            name: (entry, entry.sha256.get(compression, ""))
+            for entry in entries
+            for compression, names in entry.names.items()
+            for name in names.values()
+        }
 
     def get(self, name: str) -> bytes | None:
         """Return the file of an entry; None if JAX must compile. Raises MissError."""
         kind, content = "missing", None
         if name in self._built:
             try:
-                kind, content = "built", self._built.read(name)
+                kind, content = "built", self._read(name)
             except (OSError, ValueError) as error:
                 kind = "damaged"
                 _LOGGER.error("%s", error)
@@ -138,13 +144,31 @@ class _Cache:
             kind = "kept"
         _count(kind)
         if content is None and (policy := os.environ.get(ON_MISS)):
-            caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] not in ("none", "")
-            miss = self._built.explain(name, getattr(_ASKED, "key", None), self._path if caches else "")
+            miss = self._explain(name, getattr(_ASKED, "key", None))
             told = f"compiled at {_line(sys._getframe(1))}, because it was not built: {miss.as_text().rstrip()}"
             if policy == "error":
                 raise MissError(told)
             _LOGGER.warning("%s", told)
         return content
+
+    def _read(self, name: str) -> bytes:
+        """Return the file of a built entry. Raises OSError; ValueError if its bytes are not those that were built."""
+        entry, sha256 = self._built[name]
+        content = reading.whole(Path(self._path, name + jax_entries.SUFFIX))
+        if jax_entries.digest(content) != sha256:
+            raise ValueError(f"{name}: the file of {entry.described} is not what was built")
+        return content
+
+    def _explain(self, name: str, key: Key | None) -> Miss:
+        """Say why there is no entry. key: its parts; None if they are not known."""
+        if key is None:
+            return Miss(Lookup(name.rpartition("-")[0], name), "", [("", "the parts of its key are not known")])
+        parts = {part: jax_entries.digest(value) for part, value in key.parts.items()}
+        flags = [key.parts[jax_entries.FLAGS].decode(errors="replace")] if key.parts.get(jax_entries.FLAGS) else []
+        # A key has the folder of XLA's own caches if they are on.
+        caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] not in ("none", "")
+        folders = [self._path] if caches else []
+        return jax_misses.explain(Lookup(key.module, name, False, parts, flags, folders, looked=True), self._entries)
 
     def put(self, name: str, content: bytes) -> None:
         """Keep what JAX compiled."""
@@ -182,19 +206,17 @@ def _open(before: Callable[[str], Any], path: str) -> tuple[Any, str]:
     if not keys and not index.is_file():
         return before(path)  # type: ignore[no-any-return]
     vouching = attestation.Vouching(index, keys, 1, [f"{path}{model_signing.SUFFIX}"]) if keys else None
-
-    def vouch(content: bytes) -> None:
-        if vouching:
-            vouching(content, lambda: jax_entries.digest(content))
-
     try:
-        built = Built(path, vouch)
+        content = reading.whole(index)
+        if vouching:  # before it is parsed
+            vouching(content, lambda: jax_entries.digest(content))
+        entries = jax_entries.read(content.decode())
         # Nobody signed what lies in the folder itself and is not in its index.
         own = before(misses)[0] if misses else None if keys else before(path)[0]
     except (OSError, ValueError, LoadError) as error:
         _LOGGER.error("JAX compiles all programs itself: %s", error)
         raise
-    return _Cache(built, path, own, bool(misses)), path
+    return _Cache(path, entries, own, bool(misses)), path
 
 
 def _count(kind: str) -> None:

@@ -1,6 +1,6 @@
 """A folder that stagec built, under programs that nobody changed: what is read, what is kept elsewhere, what it says.
 
-Modules: `jaxcache/built.py`, `jax_cache.py`, `jax_plugin.py`, `frontends/jax/cache_keys.py`, `cli/sign.py`.
+Modules: `jax_cache.py`, `jax_plugin.py`, `frontends/jax/cache_keys.py`, `cli/sign.py`.
 """
 
 from __future__ import annotations
