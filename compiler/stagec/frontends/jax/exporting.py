@@ -25,26 +25,29 @@ def export(
     kwargs: Mapping[str, Any],
     platforms: Sequence[str],
     disabled: Sequence[jax.export.DisabledSafetyCheck],
-    allow: Callable[[Sequence[str]], None],
+    allow: Callable[[Sequence[str]], None] | None,
 ) -> jax.export.Exported:
     """Export a function under `jax.jit`; JAX keeps the trace, and does not trace again.
 
     disabled: JAX's checks. allow: is given the names of custom calls that JAX promises nothing for; it raises what
-    is to be said of one that the artifact must not have. Raises the errors of JAX.
+    is to be said of one that the artifact must not have. None: JAX refuses them. Raises the errors of JAX, and
+    TypeError for a function of which `has_references` is true.
     """
 
     def attempt(checks: Sequence[jax.export.DisabledSafetyCheck]) -> jax.export.Exported:
-        with explaining_kernels():
+        with _explaining_kernels():
             exporter = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))
             exported = exporter(*args, **kwargs)
         return dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
 
-    refuse_references(jitted.trace(*args, **kwargs))
+    traced = jitted.trace(*args, **kwargs)
+    if has_references(traced):
+        raise TypeError(f"{traced.fun_name} takes a jax.Ref (mutable array reference), or closes over one; {REFERENCE}")
     try:
         return attempt(disabled)
     except ValueError as error:
         calls = sorted(set(re.findall(r'stablehlo\.custom_call @"?([^"(]+)', str(error))))
-        if not calls:
+        if not calls or allow is None:
             raise
         allow(calls)
     return attempt([*disabled, *map(jax.export.DisabledSafetyCheck.custom_call, calls)])
@@ -57,14 +60,8 @@ def has_references(traced: Any) -> bool:
     return takes or any(isinstance(value, jax.Ref) for value in closed_over)
 
 
-def refuse_references(traced: Any) -> None:
-    """Raise TypeError for a program of which `has_references` is true."""
-    if has_references(traced):
-        raise TypeError(f"{traced.fun_name} takes a jax.Ref (mutable array reference), or closes over one; {REFERENCE}")
-
-
 @contextlib.contextmanager
-def explaining_kernels() -> Iterator[None]:
+def _explaining_kernels() -> Iterator[None]:
     """Say what to write for a kernel of Mosaic GPU: JAX 0.11.2 and newer end in an AssertionError without a word."""
     try:
         yield

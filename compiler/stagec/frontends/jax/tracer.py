@@ -7,6 +7,7 @@ jaxlib, with numpy arrays in and numpy arrays out.
 # ruff: noqa: D102 - `jit.Tracing` documents the methods
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -67,6 +68,10 @@ class JaxTracer:
     So each of our keys has a new function that JAX has not seen.
     """
 
+    within = staticmethod(contexts.within)
+    settings = staticmethod(contexts.settings)
+    abstract = staticmethod(contexts.abstract)
+
     def __init__(
         self,
         fun: Callable[..., Any],
@@ -83,21 +88,12 @@ class JaxTracer:
         self._parameters = self.static.other_parameters(fun)
         self._apart: dict[Hashable, list[tuple[StaticData, Any]]] = {}
 
-    def within(self) -> bool:
-        return contexts.within()
-
     def call_within(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with callbacks.handling(self._host_callbacks):
             if not core.trace_state_clean():
                 return self._jitted_for(args, kwargs)(*args, **kwargs)
             function = self._fun if contexts.DISABLED.value else self._jitted_for(args, kwargs)
             return jax.tree.map(_from_jax, function(*args, **kwargs))
-
-    def settings(self) -> Hashable:
-        return contexts.settings()
-
-    def abstract(self, leaf: Any) -> Hashable:
-        return contexts.abstract(leaf)
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
         dynamic, _ = self.static.split(args, kwargs)
@@ -136,18 +132,10 @@ class JaxTracer:
         newest: bool,
     ) -> Exported:
         """Export the trace. newest: also calls without a guarantee for later versions of their provider."""
-        function: Any = _AsTraced(traced)
         try:
-            with callbacks.handling(self._host_callbacks):
-                if newest:
-                    with kernels.newest():
-                        exported = exporting.export(function, args, kwargs, platforms, checks, lambda _: None)
-                else:
-                    exporting.refuse_references(traced)
-                    with exporting.explaining_kernels():
-                        exporter = jax.export.export(function, platforms=list(platforms), disabled_checks=list(checks))
-                        exported = exporter(*args, **kwargs)
-                    exported = dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
+            with callbacks.handling(self._host_callbacks), kernels.newest() if newest else contextlib.nullcontext():
+                allow = (lambda _: None) if newest else None
+                exported = exporting.export(_AsTraced(traced), args, kwargs, platforms, checks, allow)
             if faults := advice.refused(exported):
                 raise TypeError("\n".join(f"{traced.fun_name}: {what}; {write}" for what, write in faults.items()))
             if not newest:
