@@ -1,6 +1,6 @@
 """`Exported.call`, `Lowered` and `Compiled`: what they compute and say is what JAX computes and says.
 
-Modules: `stages/compiling.py`, `stages/describing.py`, `stages/info.py`, `stages/on_host.py`.
+Modules: `stages/compiling.py`, `stages/describing.py`, `stages/info.py`.
 """
 
 import dataclasses

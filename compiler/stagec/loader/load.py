@@ -117,16 +117,16 @@ def compile_exported(
     """
     try:
         from stagec.backends.compilation import CannotCompile
+        from stagec.stages.compiling import load
         from stagec.stages.errors import CannotLower, NotExported, SizesDoNotFit
         from stagec.stages.exported import Exported
         from stagec.stages.lowering import lower_exported
-        from stagec.stages.on_host import load
     except ImportError as error:  # Bazel's library of the loader, //compiler:runtime, has no compiler
         raise LoadError("compile", f"the exported artifact cannot be compiled here: {error}") from error
     try:
         exported = Exported.deserialize(serialized)
         lowered = lower_exported(exported, platform, exported.sizes(shapes))
-        executable = load(lowered, {}, devices[: lowered.nr_devices])
+        executable, _ = load(lowered, {}, devices[: lowered.nr_devices])
     except SizesDoNotFit as error:
         raise CallError("shape", str(error)) from error
     except (ImportError, NotExported, CannotLower, CannotCompile) as error:
