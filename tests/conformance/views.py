@@ -14,10 +14,11 @@ from jax._src.effects import Effect
 from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
+from jaxlib.xla_client import HloSharding
 
 from stagec.core.trees.tree import Tree
 from stagec.stages import mlir
-from stagec.stages.shardings import Mesh
+from stagec.stages.shardings import GSPMDSharding, Mesh, NamedSharding, SingleDeviceSharding
 
 Bits = list[tuple[str, tuple[int, ...], bytes]]
 
@@ -122,8 +123,14 @@ def placed(sharding: Any, ndim: int) -> Any:
     """XLA's form of a sharding, as text."""
     if sharding is None:
         return None
-    to_hlo = getattr(sharding, "to_hlo", None) or sharding._to_xla_hlo_sharding
-    return str(to_hlo(ndim))
+    match sharding:
+        case SingleDeviceSharding():
+            return str(HloSharding.replicate())
+        case GSPMDSharding():
+            return str(HloSharding.from_string(sharding.hlo_sharding))
+        case NamedSharding():
+            return str(sharding.to_hlo(ndim))
+    return str(sharding._to_xla_hlo_sharding(ndim))
 
 
 def placements(tree: Any, ndims: list[int]) -> Any:

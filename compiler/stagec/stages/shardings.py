@@ -174,14 +174,9 @@ OneSharding: TypeAlias = NamedSharding | xla_client.HloSharding | None
 
 @dataclass(frozen=True)
 class SingleDeviceSharding:
-    """All of an array on one device, `device` by number; memory_kind as of NamedSharding."""
+    """All of an array on one device; memory_kind as of NamedSharding."""
 
-    device: int = 0
     memory_kind: str | None = None
-
-    def to_hlo(self, ndim: int) -> xla_client.HloSharding:
-        """Return XLA's form for an array of `ndim` dimensions."""
-        return xla_client.HloSharding.replicate()
 
 
 @dataclass(frozen=True)
@@ -193,10 +188,6 @@ class GSPMDSharding:
 
     hlo_sharding: str
     memory_kind: str | None = None
-
-    def to_hlo(self, ndim: int) -> xla_client.HloSharding:
-        """Return XLA's form for an array of `ndim` dimensions."""
-        return xla_client.HloSharding.from_string(self.hlo_sharding)
 
 
 Sharding: TypeAlias = NamedSharding | SingleDeviceSharding | GSPMDSharding
