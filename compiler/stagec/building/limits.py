@@ -6,7 +6,6 @@ A limit is the manifest's, or the memory of the device. It decides whether there
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from stagec.bundle.description import Description
 from stagec.core.builds import naming
 from stagec.core.builds.specs import ExecutableSpec
 from stagec.core.messages.errors import Problem
-from stagec.core.sizes.avals import DTYPES, Aval
+from stagec.core.sizes.avals import Aval, num_bytes
 
 if TYPE_CHECKING:
     from stagec.stages.compiled import Compiled
@@ -127,8 +126,8 @@ def does_not_fit(
 
     write = re.sub(r"\bArgument (\d+)\b", named, error.write)
     if not write:
-        largest = sorted(zip(avals, names, strict=True), key=lambda pair: -_aval_size(pair[0]))[:_LARGEST]
-        rows = [(in_bytes(_aval_size(aval)), "argument", f"{name} {aval}") for aval, name in largest]
+        largest = sorted(zip(avals, names, strict=True), key=lambda pair: -num_bytes(pair[0]))[:_LARGEST]
+        rows = [(in_bytes(num_bytes(aval)), "argument", f"{name} {aval}") for aval, name in largest]
         head = "largest, on all devices together:" if nr_devices > 1 else "largest:"
         write = "\n".join([head, *_rows(rows)])
     return Problem(spec.manifest, spec.key, str(error), write, _about(spec))
@@ -193,10 +192,6 @@ def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     """Lines of a table: size, kind and name."""
     width = max((len(size) for size, _, _ in rows), default=0)
     return [f"{size:>{width}}  {kind:<9}  {what}" for size, kind, what in rows]
-
-
-def _aval_size(aval: Aval) -> int:
-    return -(-math.prod(map(int, aval.shape)) * DTYPES[aval.dtype].bits // 8)
 
 
 def _kernels(key: str, kernels: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from stagec.bundle.safetensors import Tensor
 from stagec.checking import trials
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.messages.errors import StagecError, nearest
-from stagec.core.sizes.avals import DTYPES, Aval, evaluate_shape, physical
+from stagec.core.sizes.avals import SHORT_NAMES, Aval, evaluate_shape, physical
 from stagec.core.trees.tree import argument_path
 from stagec.frontends.common import user_code
 from stagec.frontends.common.frontend import frontend
@@ -83,7 +83,7 @@ def _from_file(
             faults.append((f"{file} lacks {path} ({avals[i]})", "save it under this name"))
             continue
         values[i] = trials.as_dtype(given[path], dtype_of(avals[i]))
-        have = Aval(_NAMES.get(str(values[i].dtype), str(values[i].dtype)), values[i].shape)
+        have = Aval(SHORT_NAMES.get(str(values[i].dtype), str(values[i].dtype)), values[i].shape)
         if have != Aval(avals[i].dtype, avals[i].shape):
             other = ", or name another bucket" if spec.golden["bucket"] else ""
             what = f"{path} of {file} is {have}; expected {avals[i]}"
@@ -97,7 +97,3 @@ def _from_file(
     if faults:
         raise StagecError(*(problem for fault in faults for problem in spec.problem("golden.inputs", *fault).problems))
     return values
-
-
-_NAMES = {DTYPES[name].numpy_name: name for name in sorted(DTYPES)}
-"""Our names of dtypes by numpy's; PRNG keys sort before u32, the dtype of their words."""

@@ -89,7 +89,7 @@ def mlir_name(dtype: str) -> str:
 
     Of PRNG keys and float0 there is none, and MLIR's "i1" are booleans.
     """
-    short = _LONG_NAMES.get(dtype, dtype)
+    short = SHORT_NAMES.get(dtype, dtype)
     if short in ("c64", "c128"):
         return f"complex<f{DTYPES[short].bits // 2}>"
     special, underscore, kind = short.partition("_")
@@ -98,7 +98,8 @@ def mlir_name(dtype: str) -> str:
     return "i1" if short == "bool" else f"ui{short[1:]}" if short[0] == "u" else short
 
 
-_LONG_NAMES = {dtype.numpy_name: short for short, dtype in DTYPES.items() if not short.startswith("key<")}
+SHORT_NAMES = {dtype.numpy_name: short for short, dtype in DTYPES.items() if not short.startswith("key<")}
+"""Our names of dtypes by numpy's; PRNG keys have none of their own."""
 _LONGEST = 10_000
 """Characters of an aval: far beyond any that a model has, and read at once."""
 _HOW_TO_WRITE = 'write for example "f32[batch,64]" (dtype[dim,dim,...]; a name is a symbolic dimension)'
@@ -251,8 +252,8 @@ def _check_dtype(text: str, name: str) -> None:
         return
     if not name:
         raise AvalError(f'"{text}": missing dtype in aval', _HOW_TO_WRITE)
-    if name in _LONG_NAMES:
-        short = _LONG_NAMES[name]
+    if name in SHORT_NAMES:
+        short = SHORT_NAMES[name]
         raise AvalError(f'"{text}": "{name}" is not a short dtype name', f"write {short}")
     import difflib  # only a mistake needs it
 

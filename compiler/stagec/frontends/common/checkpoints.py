@@ -14,13 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 from stagec.bundle import safetensors
 from stagec.core.builds.specs import FunctionSpec
 from stagec.core.messages.errors import Problem, nearest
-from stagec.core.sizes.avals import DTYPES, FILES, Aval
+from stagec.core.sizes.avals import FILES, SHORT_NAMES, Aval
 from stagec.frontends.common import msgpack_headers
 
 Tree: TypeAlias = Any
 """Dicts, lists and None, with avals as strings instead of arrays."""
-_SHORT = {dtype.numpy_name: name for name, dtype in DTYPES.items() if not name.startswith("key<")}
-"""Our names of dtypes by numpy's."""
 _SHOWN = 8
 _LEAVE_OUT = 'name a part without it with ?at=, or write avals = "package.module:function" that returns the arguments'
 _ANOTHER = 'if the function takes another tree, write avals = "package.module:function" that returns it'
@@ -163,7 +161,7 @@ def _texts(node: Any, path: str, wide: bool) -> Tree:
         return "bool[]" if node.dtype.kind == "b" else f"~{'f' if node.dtype.kind == 'f' else 'i'}{bits}[]"
     if isinstance(node, safetensors.Tensor):
         return str(node.aval)
-    dtype = _SHORT.get(str(getattr(node, "dtype", "")))
+    dtype = SHORT_NAMES.get(str(getattr(node, "dtype", "")))
     if dtype is None:
         kind = getattr(node, "dtype", None) or f"a {type(node).__name__}"
         raise _Misfit(f"{path or 'it'} is {kind}, which is not an array of JAX's", _LEAVE_OUT)
