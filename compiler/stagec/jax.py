@@ -298,7 +298,8 @@ class _Flat:
         if self._vmap == LOOP or not count:  # a dimension has one row or more
             results = list(self._looped(is_mapped, values))
         else:
-            takes, gives = ([_axis(a.shape, self._vmap) for a in of] for of in self._avals)
+            both = self._exported.in_avals, self._exported.out_avals
+            takes, gives = ([_axis(aval.shape, self._vmap) for aval in avals] for avals in both)
             lacking = [
                 i for i, (axis, mapped) in enumerate(zip(takes, is_mapped, strict=True)) if mapped and axis is None
             ]
@@ -318,10 +319,6 @@ class _Flat:
                 for i, axis in enumerate(gives):
                     results[i] = results[i] if axis is None else _unfolded(rows[i], axis, count)
         return tuple(results), (True,) * len(results)
-
-    @property
-    def _avals(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        return self._exported.in_avals, self._exported.out_avals
 
     def _looped(self, is_mapped: Sequence[bool], values: Sequence[Any]) -> Sequence[Any]:
         def one_call(varying: Sequence[Any]) -> Any:
