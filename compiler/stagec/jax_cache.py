@@ -30,10 +30,10 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -145,7 +145,9 @@ class _Cache:
         _count(kind)
         if content is None and (policy := os.environ.get(ON_MISS)):
             miss = self._explain(name, getattr(_ASKED, "key", None))
-            told = f"compiled at {_line(sys._getframe(1))}, because it was not built: {miss.as_text().rstrip()}"
+            frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
+            line = user_code.location(frames) or "an unknown line"
+            told = f"compiled at {line}, because it was not built: {miss.as_text().rstrip()}"
             if policy == "error":
                 raise MissError(told)
             _LOGGER.warning("%s", told)
@@ -224,15 +226,6 @@ def _count(kind: str) -> None:
     if path := os.environ.get(METRICS):
         with contextlib.suppress(OSError):
             writing.named(path, [metrics().encode()])
-
-
-def _line(frame: FrameType | None) -> str:
-    """Return the innermost line that is the user's, as "serve.py:12"; "an unknown line" if none is."""
-    while frame:
-        if user_code.is_users(frame.f_code.co_filename):
-            return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "an unknown line"
 
 
 def _start() -> None:

@@ -32,18 +32,17 @@ def named_arrays(spec: FunctionSpec, least: int) -> Iterator[NamedArray]:
             yield name, leaf, where
 
 
-def reached(function: Any, given: Mapping[str, Any] | None = None) -> Iterator[NamedArray]:
+def reached(
+    function: Any, given: Mapping[str, Any] | None = None, seen: set[int] | None = None
+) -> Iterator[NamedArray]:
     """Yield each leaf that a function reaches by a name, as `named_arrays`: also of fields of the user's objects.
 
-    given: more values that it reaches, by name.
+    given: more values that it reaches, by name. seen: ids of code and objects that were passed.
     """
-    yield from _reached(function, set(), given or {})
-
-
-def _reached(function: Any, seen: set[int], given: Mapping[str, Any]) -> Iterator[NamedArray]:
+    seen = set() if seen is None else seen
     while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
-    values = dict(given)
+    values = dict(given or {})
     if isinstance(function, types.MethodType):
         values["self"], function = function.__self__, function.__func__
     elif not hasattr(function, "__code__") and hasattr(type(function).__call__, "__code__"):
@@ -64,22 +63,26 @@ def _reached(function: Any, seen: set[int], given: Mapping[str, Any]) -> Iterato
             values |= {f"{name}.{key}": getattr(value, key, None) for key in sorted(names)}
     for name, value in values.items():
         if callable(value) and not isinstance(value, type):
-            yield from _reached(value, seen, {})
+            yield from reached(value, seen=seen)
         for path, leaf in _leaves(value, seen):
             if leaf is not value and isinstance(leaf, types.FunctionType):
-                yield from _reached(leaf, seen, {})
+                yield from reached(leaf, seen=seen)
             if where:
                 yield name + path, leaf, where
 
 
+def leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves by path; none if the tree cannot be taken apart any more: using that state is an error."""
+    try:
+        leaves, _ = _jax.pytree.default_registry().flatten_with_path(tree)
+    except Exception:  # noqa: BLE001 - a class of the user's raises anything
+        return {}
+    return {"".join(map(str, path)): leaf for path, leaf in leaves}
+
+
 def _leaves(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a pytree with their paths, and those of the fields of the user's own objects in it."""
-    try:
-        leaves, _ = _jax.pytree.default_registry().flatten_with_path(value)
-    except Exception:  # noqa: BLE001 - a class of the user's raises anything
-        return
-    for keys, leaf in leaves:
-        path = "".join(map(str, keys))
+    for path, leaf in leaves(value).items():
         yield path, leaf
         fields = getattr(leaf, "__dict__", None)
         if not isinstance(fields, dict) or isinstance(leaf, type | types.ModuleType | types.FunctionType):

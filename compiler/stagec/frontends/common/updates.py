@@ -16,6 +16,7 @@ from jaxlib import _jax
 from stagec.core.messages.errors import mistake
 from stagec.core.trees.tree import argument_path
 from stagec.frontends.common import closures, user_code
+from stagec.frontends.common.closures import leaves
 
 Refusal: TypeAlias = "Callable[[str, str], Exception]"
 """Makes an error from a function's behavior (a sentence without its name) and the correction."""
@@ -95,15 +96,6 @@ def watched(
 def refusal_of(name: str) -> Refusal:
     """Return a function that makes a ValueError about the function of this name."""
     return lambda what, write: ValueError(str(mistake(f"{name} {what}", write)))
-
-
-def leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves by path; none if the tree cannot be taken apart any more: using that state is an error."""
-    try:
-        leaves, _ = _jax.pytree.default_registry().flatten_with_path(tree)
-    except Exception:  # noqa: BLE001 - a class of the user's raises anything
-        return {}
-    return {"".join(map(str, path)): leaf for path, leaf in leaves}
 
 
 def _structure(tree: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from stagec.frontends.common import updates
+from stagec.frontends.common import closures, updates
 
 
 def watched(function: Callable[..., Any], refusal: updates.Refusal) -> Callable[..., Any]:
@@ -31,7 +31,7 @@ def same(replaced: updates.Replaced) -> set[str]:
     def call(values: list[Any]) -> list[Any]:
         args, kwargs = jax.tree.unflatten(replaced.structure, values)
         replaced.function(*args, **kwargs)
-        after = updates.leaves((args, kwargs))
+        after = closures.leaves((args, kwargs))
         return [after[path] for path in replaced.paths]
 
     jaxpr = jax.make_jaxpr(call)(list(replaced.before.values())).jaxpr
