@@ -201,7 +201,7 @@ def physical(aval: Aval) -> Aval:
 
 
 def num_bytes(aval: Aval) -> int:
-    """Return how many bytes an array of static shape takes, of a dtype of whole bytes."""
+    """Return how many whole bytes an array of static shape takes."""
     return math.prod(map(int, aval.shape)) * DTYPES[aval.dtype].bits // 8
 
 
