@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from jaxlib import _jax
 
@@ -24,25 +24,12 @@ _SHOWN = 3
 """Paths that an error names."""
 
 
-class Replaced(NamedTuple):
-    """The replacements of a call of `function` in its arguments.
-
-    structure, before: the PyTreeDef of `(args, kwargs)` and its leaves by path, before the call. paths: of the new
-    values.
-    """
-
-    function: Callable[..., Any]
-    structure: Any
-    before: Mapping[str, Any]
-    paths: Sequence[str]
-
-
 def watched(
     function: Callable[..., Any],
     refusal: Refusal,
     value_of: Callable[[Any], Any],
     copied: str,
-    same: Callable[[Replaced], Collection[str]] = lambda replaced: (),
+    same: Callable[[Callable[..., Any], Any, Mapping[str, Any], Sequence[str]], Collection[str]] = lambda *_: (),
 ) -> Callable[..., Any]:
     """Return `function` with a check after each call; its signature stays.
 
@@ -50,7 +37,8 @@ def watched(
     by names, and does not return the new ones.
     value_of: returns the placeholder of an array's elements in a trace; None for anything but an array of a trace.
     copied: how to copy an argument NAME.
-    same: returns the paths with an unchanged value in another tracer.
+    same: returns the paths with an unchanged value in another tracer. It is given the function, the PyTreeDef of
+        `(args, kwargs)` and its leaves by path, both before the call, and the paths of new values.
     """
 
     def lost(paths: Sequence[str], write: str) -> Exception:
@@ -80,7 +68,7 @@ def watched(
             if value is not None and value is not values.get(path) and path not in made and id(value) not in passed_over
         ]
         if changed:
-            unchanged = same(Replaced(function, structure, before, changed))
+            unchanged = same(function, structure, before, changed)
             changed = [path for path in changed if path not in unchanged]
         if changed:
             raise lost(*_arguments(user_code.positional(function), changed, copied))

@@ -6,7 +6,7 @@ ones too: as other tracers of the same values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,25 +20,25 @@ def watched(function: Callable[..., Any], refusal: updates.Refusal) -> Callable[
     def value_of(leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.core.Tracer) else None
 
-    return updates.watched(function, refusal, value_of, "NAME = jax.tree.map(lambda leaf: leaf, NAME)", same)
+    return updates.watched(function, refusal, value_of, "NAME = jax.tree.map(lambda leaf: leaf, NAME)", _same)
 
 
-def same(replaced: updates.Replaced) -> set[str]:
-    """Return the paths of `replaced` that keep their value in a call. It traces the function once more."""
-    if replaced.structure is None:
+def _same(function: Callable[..., Any], structure: Any, before: Mapping[str, Any], paths: Sequence[str]) -> set[str]:
+    """Return those of `paths` that keep their value in a call. It traces the function once more."""
+    if structure is None:
         return set()
 
     def call(values: list[Any]) -> list[Any]:
-        args, kwargs = jax.tree.unflatten(replaced.structure, values)
-        replaced.function(*args, **kwargs)
+        args, kwargs = jax.tree.unflatten(structure, values)
+        function(*args, **kwargs)
         after = closures.leaves((args, kwargs))
-        return [after[path] for path in replaced.paths]
+        return [after[path] for path in paths]
 
-    jaxpr = jax.make_jaxpr(call)(list(replaced.before.values())).jaxpr
-    numbers = {path: i for i, path in enumerate(replaced.before)}
+    jaxpr = jax.make_jaxpr(call)(list(before.values())).jaxpr
+    numbers = {path: i for i, path in enumerate(before)}
     return {
         path
-        for path, variable in zip(replaced.paths, jaxpr.outvars, strict=True)
+        for path, variable in zip(paths, jaxpr.outvars, strict=True)
         if path in numbers and _source(jaxpr, variable) == numbers[path]
     }
 

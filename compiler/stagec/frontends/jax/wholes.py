@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 _CONTAINERS = (tuple, list, dict, type(None))
 
 
-class _Path(NamedTuple):
-    """Where a leaf is in the object, as JAX writes it: a module names its arguments so."""
-
-    written: str
-
-    def __str__(self) -> str:
-        return self.written
-
-
 class _Whole:
-    """The leaves of an object. about: the path of each, and the structure: JAX's PyTreeDef."""
+    """The leaves of an object.
 
-    def __init__(self, leaves: Sequence[Any], about: tuple[tuple[_Path, ...], Any]) -> None:
+    about: the path of each as JAX writes it, because a module names its arguments so, and the structure: JAX's
+        PyTreeDef.
+    """
+
+    def __init__(self, leaves: Sequence[Any], about: tuple[tuple[str, ...], Any]) -> None:
         self.leaves = leaves
         self.about = about
 
@@ -52,7 +47,7 @@ def closed(tree: Any) -> Any:
         below, structure = jax.tree.flatten(tree, is_leaf=lambda other: other is not tree)
         return structure.unflatten(map(closed, below))
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return _Whole(leaves, (tuple(_Path(jax.tree_util.keystr(path)) for path, _ in paths), structure))
+    return _Whole(leaves, (tuple(jax.tree_util.keystr(path) for path, _ in paths), structure))
 
 
 def _takes_placeholders(leaves: list[Any], structure: Any) -> bool:
