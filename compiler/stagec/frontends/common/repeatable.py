@@ -18,7 +18,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from stagec.frontends.common import patched
 
@@ -35,17 +35,12 @@ _HAVE_THE_REAL_CLOCK = frozenset(
 """Packages that measure, or that wait for something outside a model's clock."""
 
 
-class _State(NamedTuple):
-    """The state that determines the next reading and random number. clock: in ns. drawn: blocks of entropy so far."""
-
-    clock: int
-    drawn: int
-    python: Any
-    numpy: Any
+_State: TypeAlias = tuple[int, int, Any, Any]
+"""What determines the next reading and random number: clock and drawn blocks, and the states of Python and NumPy."""
 
 
 class _World:
-    """The clock and the entropy of a process that traces."""
+    """The clock and the entropy of a process that traces. clock: in ns. drawn: blocks of entropy so far."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -112,15 +107,15 @@ def again(what: str) -> None:
 def _state() -> _State:
     import numpy.random
 
-    return _State(_WORLD.clock, _WORLD.drawn, random.getstate(), numpy.random.get_state(legacy=False))
+    return _WORLD.clock, _WORLD.drawn, random.getstate(), numpy.random.get_state(legacy=False)
 
 
 def _restore(state: _State) -> None:
     import numpy.random
 
-    _WORLD.clock, _WORLD.drawn = state.clock, state.drawn
-    random.setstate(state.python)
-    numpy.random.set_state(state.numpy)
+    _WORLD.clock, _WORLD.drawn, of_python, of_numpy = state
+    random.setstate(of_python)
+    numpy.random.set_state(of_numpy)
 
 
 def _zone(name: str | None) -> None:

@@ -271,17 +271,10 @@ def stage(spec: FunctionSpec, import_roots: Sequence[str], frames: int = 0) -> S
         return _running(spec, traced)
 
 
-class _Prepared(NamedTuple):
-    """The inputs of tracing: the user's function, its replacement for `jax.jit`, options, and abstract arguments."""
-
-    function: Callable[..., Any]
-    entry: Callable[..., Any]
-    options: dict[str, Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _Prepared:
+def _prepared(
+    spec: FunctionSpec, import_roots: Sequence[str], frames: int
+) -> tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the user's function, its replacement for `jax.jit`, options, and abstract arguments."""
     _configure(spec)
     # With no frames in locations the bytes do not depend on file names or line numbers; argument names stay.
     jax.config.update("jax_traceback_in_locations_limit", frames)
@@ -301,7 +294,7 @@ def _prepared(spec: FunctionSpec, import_roots: Sequence[str], frames: int) -> _
     called = entries.bind(called, static) if static else called
     called.__name__ = util.fun_name(bound)  # the module contains it
     entry = wholes.opening(filtering.filtered(bound, (args, kwargs), called), (args, kwargs))
-    return _Prepared(function, entry, options, args, kwargs)
+    return function, entry, options, args, kwargs
 
 
 def _jitted(
