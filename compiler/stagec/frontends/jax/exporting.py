@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,9 +34,15 @@ def export(
     """
 
     def attempt(checks: Sequence[jax.export.DisabledSafetyCheck]) -> jax.export.Exported:
-        with _explaining_kernels():
-            exporter = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))
+        exporter = jax.export.export(jitted, platforms=list(platforms), disabled_checks=list(checks))
+        try:
             exported = exporter(*args, **kwargs)
+        except AssertionError as error:  # of JAX 0.11.2 and newer, without a word
+            if "gpu_lowering" not in {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}:
+                raise
+            what = f"JAX {jax.__version__} does not lower a pl.pallas_call with CompilerParams of Mosaic GPU"
+            write = "write jax.experimental.pallas.mosaic_gpu.kernel, or leave compiler_params out, for Triton"
+            raise NotImplementedError(f"{what}: {write}") from error
         return dataclasses.replace(exported, in_tree=wholes.original(exported.in_tree))
 
     traced = jitted.trace(*args, **kwargs)
@@ -58,19 +63,6 @@ def has_references(traced: Any) -> bool:
     closed_over = [*traced.jaxpr.consts, *getattr(traced, "_consts", ())]  # in the second since JAX 0.10.2
     takes = any(isinstance(aval, AbstractRef) for aval in traced.jaxpr.in_avals)
     return takes or any(isinstance(value, jax.Ref) for value in closed_over)
-
-
-@contextlib.contextmanager
-def _explaining_kernels() -> Iterator[None]:
-    """Say what to write for a kernel of Mosaic GPU: JAX 0.11.2 and newer end in an AssertionError without a word."""
-    try:
-        yield
-    except AssertionError as error:
-        if "gpu_lowering" not in {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}:
-            raise
-        what = f"JAX {jax.__version__} does not lower a pl.pallas_call with CompilerParams of Mosaic GPU"
-        write = "write jax.experimental.pallas.mosaic_gpu.kernel, or leave compiler_params out, for Triton"
-        raise NotImplementedError(f"{what}: {write}") from error
 
 
 def flat(exported: Exported) -> jax.export.Exported:
