@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotBundleInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "label_of", "refused_elsewhere", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "label_of", "refused_elsewhere", "shell_quote", "stagec_program")
 
 def _path_in_workspace(ctx):
     """The baseline's path, relative to the workspace."""
@@ -10,7 +10,6 @@ def _path_in_workspace(ctx):
 
 def _launcher(ctx, words, files, before = ""):
     """A program that runs `stagec baseline` on the bundle and the inventories of its executables. before: bash."""
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     inventories = [one.inventory for one in info.executables.to_list()]
     arguments = ctx.actions.declare_file(ctx.label.name + ".arguments")
@@ -22,12 +21,7 @@ def _launcher(ctx, words, files, before = ""):
         words,
         shell_quote(arguments.short_path),
     )
-    script = write_stagec_launcher(ctx, stagec, before + body, [])
-    return [DefaultInfo(
-        executable = script,
-        files = depset([script]),
-        runfiles = ctx.runfiles(files = [info.bundle, arguments] + inventories + files, transitive_files = stagec.inputs),
-    )]
+    return stagec_program(ctx, before + body, [info.bundle, arguments] + inventories + files)
 
 def _aot_baseline_update_impl(ctx):
     # The user's workspace: the program writes beside the manifest.

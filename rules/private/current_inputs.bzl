@@ -2,9 +2,10 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "PythonSourcesInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "examined_rows", "packages_word", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
+load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
+load("//rules/private:launcher.bzl", "environment_files", "examined_rows", "packages_word", "plugin_words", "plugins_of", "refused_elsewhere", "shell_quote", "stagec_program")
 
-CURRENT_INPUTS = {
+_CURRENT_INPUTS = {
     "bundle": attr.string(doc = "The manifest's name.", mandatory = True),
     "version": attr.string(doc = "The manifest's version.", mandatory = True),
     "exports": attr.label_list(doc = "The exported functions.", providers = [AotExportInfo]),
@@ -17,20 +18,13 @@ def _name_of(environment):
     """The name of an environment in the inputs: that of its repository."""
     return environment.site_packages.owner.workspace_name
 
-def current_inputs_program(ctx, command, before = "", extensions = []):
-    """A program that runs a command of the compiler on the current inputs.
+def _program(ctx, command, before = "", extensions = []):
+    """A program that runs a command of the compiler on the current inputs. before: bash that runs first.
 
-    Args:
-      ctx: the rule's context; the rule has the attributes CURRENT_INPUTS and asks for TOOLCHAIN_TYPE.
-      command: bash; `{stagec}` in it starts the compiler, `{inputs}` is the JSON that names the current inputs. It runs
-        in the folder where the user is: there, paths on the command line are relative to that. Where it has `{plugins}`,
-        options that say where plugins and other environments are, these are not on the path of the program, which does
-        not compile.
-      before: bash that runs first.
-      extensions: list of the extensions that the command is in, as extension_of returns them.
-
-    Returns:
-      list of providers.
+    `{stagec}` in the command starts the compiler, `{inputs}` is the JSON that names the current inputs. It runs in the folder
+    where the user is: there, paths on the command line are relative to that. Where it has `{plugins}`, options that say where
+    plugins and other environments are, these are not on the path of the program, which does not compile. extensions: those
+    that the command is in, as extension_of returns them.
     """
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     exports = [target[AotExportInfo] for target in ctx.attr.exports]
@@ -79,15 +73,40 @@ def current_inputs_program(ctx, command, before = "", extensions = []):
     extensions = extensions + [one.extension for one in exports if one.extension][:1]
     path = [] if "{plugins}" in command else plugins.values()
     rows = examined_rows(exports, [stagec.environment] + path)
-    script = write_stagec_launcher(ctx, stagec, body, path, extensions = extensions, examined = rows)
-    files = rows + [inputs] + [one.spec for one in executables]
+    files = [inputs] + [one.spec for one in executables]
     for one in exports:
         files += [one.spec, one.exported, one.description] + ([one.lowered] if one.lowered else [])
-    return [DefaultInfo(
-        executable = script,
-        files = depset([script]),
-        runfiles = ctx.runfiles(files = files, transitive_files = depset(
-            environment_files(plugins.values() + [used for one in elsewhere.values() for used in one.packages.values()]),
-            transitive = [stagec.inputs, ctx.attr._compiler[PythonSourcesInfo].sources] + [used.sources for used in extensions],
-        )),
-    )]
+    files += environment_files(plugins.values() + [used for one in elsewhere.values() for used in one.packages.values()])
+    compiler = ctx.attr._compiler[PythonSourcesInfo].sources
+    return stagec_program(ctx, body, files, path, extensions = extensions, examined = rows, sources = [compiler])
+
+def _aot_explanation_impl(ctx):
+    return _program(ctx, "{stagec} explain {plugins} \"$@\" {inputs}")
+
+aot_explanation = rule(
+    implementation = _aot_explanation_impl,
+    doc = "`bazel run <manifest>.explain -- OLD` compares an artifact with what Bazel would build now, and says what " +
+          "differs. It traces functions that have changed, and compiles nothing. `aot_manifest` declares it.",
+    executable = True,
+    attrs = _CURRENT_INPUTS,
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)
+
+def _aot_autotuning_impl(ctx):
+    root = "\"${BUILD_WORKSPACE_DIRECTORY:-.}\""
+    return _program(
+        ctx,
+        "{stagec} autotune --root %s \"$@\" {inputs}" % root,
+        refused_elsewhere(ctx, "the results"),
+        [extension_of(ctx.attr._extension)],
+    )
+
+aot_autotuning = rule(
+    implementation = _aot_autotuning_impl,
+    doc = "`bazel run <manifest>.autotune`, on a machine with the NVIDIA devices of a manifest's targets, times kernels " +
+          "on them and writes the files of results that the targets name into the source tree. The macro of a " +
+          "manifest declares it where a target names such a file.",
+    executable = True,
+    attrs = dict(_CURRENT_INPUTS, _extension = extension_attr("insight")),
+    toolchains = [str(TOOLCHAIN_TYPE)],
+)

@@ -5,7 +5,7 @@ load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:bundle.bzl", "WEIGHTS_ATTR", "add_weights")
 load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:imports.bzl", "execution_root_folders")
-load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "shell_quote", "stagec_program")
 
 def _aot_golden_impl(ctx):
     export = ctx.attr.export[AotExportInfo]
@@ -55,19 +55,12 @@ aot_golden = rule(
 )
 
 def _aot_golden_test_impl(ctx):
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     plugins = [ctx.attr.plugin[PythonEnvironmentInfo]] if ctx.attr.plugin else []
-    environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else stagec.environment
+    environment = ctx.attr.environment[PythonEnvironmentInfo] if ctx.attr.environment else None
     words = "%s --golden --allow-skipped --platform %s" % (shell_quote(info.bundle.short_path), ctx.attr.platform)
-    script = write_stagec_launcher(ctx, stagec, "exec {stagec} run \"$workspace\"/%s \"$@\"\n" % words, plugins, environment)
-    return [DefaultInfo(
-        executable = script,
-        runfiles = ctx.runfiles(
-            files = [info.bundle] + info.weights + environment_files([environment] + plugins),
-            transitive_files = stagec.sources,
-        ),
-    )]
+    run = "exec {stagec} run \"$workspace\"/%s \"$@\"\n" % words
+    return stagec_program(ctx, run, [info.bundle] + info.weights, plugins, environment)
 
 aot_golden_test = rule(
     implementation = _aot_golden_test_impl,
@@ -92,7 +85,6 @@ aot_golden_test = rule(
 )
 
 def _aot_golden_optimized_test_impl(ctx):
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     executables = [executable[AotExecutableInfo] for executable in ctx.attr.executables]
     words = [shell_quote(function) for function in ctx.attr.functions] + ["--platform", ctx.attr.platform]
@@ -101,16 +93,8 @@ def _aot_golden_optimized_test_impl(ctx):
         name = executable.name[len(ctx.attr.bundle.label.name) + 1:]
         words += ["--hlo", "%s=\"$workspace\"/%s" % (shell_quote(name), shell_quote(executable.hlo_proto.short_path))]
     run = "exec {stagec} emulate \"$workspace\"/%s %s \"$@\"\n" % (shell_quote(info.bundle.short_path), " ".join(words))
-    extension = extension_of(ctx.attr._extension)
-    script = write_stagec_launcher(ctx, stagec, run, [], extensions = [extension])
     files = [info.bundle] + info.weights + [executable.hlo_proto for executable in executables]
-    return [DefaultInfo(
-        executable = script,
-        runfiles = ctx.runfiles(
-            files = files,
-            transitive_files = depset(transitive = [stagec.inputs, extension.sources]),
-        ),
-    )]
+    return stagec_program(ctx, run, files, extensions = [extension_of(ctx.attr._extension)])
 
 aot_golden_optimized_test = rule(
     implementation = _aot_golden_optimized_test_impl,

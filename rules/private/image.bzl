@@ -3,12 +3,7 @@
 load("//rules:providers.bzl", "AotBundleInfo", "AotJaxCacheInfo", "AotProvenanceInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE", "compiler_action")
 load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
-load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
-
-def _files(ctx):
-    """The bundle with its weights, and what is said about it."""
-    bundle = ctx.attr.bundle[AotBundleInfo]
-    return bundle, ctx.attr.provenance[AotProvenanceInfo]
+load("//rules/private:launcher.bzl", "shell_quote", "stagec_program")
 
 def _beside(bundle):
     """The files of weights beside a bundle, by their names in it."""
@@ -20,7 +15,7 @@ def _caches(ctx):
     return [ctx.attr.jax_cache[AotJaxCacheInfo].layer] if ctx.attr.jax_cache else []
 
 def _aot_image_impl(ctx):
-    bundle, provenance = _files(ctx)
+    bundle, provenance = ctx.attr.bundle[AotBundleInfo], ctx.attr.provenance[AotProvenanceInfo]
     caches = _caches(ctx)
     folder = ctx.actions.declare_directory(ctx.label.name)
     arguments = ctx.actions.args()
@@ -72,8 +67,7 @@ exec {{stagec}} push "$workspace"/{bundle} "${{files[@]}}" "$@"
 """
 
 def _aot_push_impl(ctx):
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
-    bundle, provenance = _files(ctx)
+    bundle, provenance = ctx.attr.bundle[AotBundleInfo], ctx.attr.provenance[AotProvenanceInfo]
     files = [
         "--statement \"$workspace\"/" + shell_quote(provenance.statement.short_path),
         "--sbom \"$workspace\"/" + shell_quote(provenance.sbom.short_path),
@@ -82,16 +76,8 @@ def _aot_push_impl(ctx):
         for name, file in _beside(bundle).items()
     ] + ["--jax-cache \"$workspace\"/" + shell_quote(file.short_path) for file in _caches(ctx)]
     body = _BODY.format(files = " ".join(files), bundle = shell_quote(bundle.bundle.short_path))
-    extension = extension_of(ctx.attr._extension)
-    script = write_stagec_launcher(ctx, stagec, body, [], extensions = [extension])
-    return [DefaultInfo(
-        executable = script,
-        files = depset([script]),
-        runfiles = ctx.runfiles(
-            files = [bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights + _caches(ctx),
-            transitive_files = depset(transitive = [stagec.inputs, extension.sources]),
-        ),
-    )]
+    inputs = [bundle.bundle, provenance.statement, provenance.sbom] + bundle.weights + _caches(ctx)
+    return stagec_program(ctx, body, inputs, extensions = [extension_of(ctx.attr._extension)])
 
 aot_push = rule(
     implementation = _aot_push_impl,

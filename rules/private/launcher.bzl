@@ -1,6 +1,7 @@
 """The bash script that starts a Python process from its runfiles."""
 
 load("//rules:providers.bzl", "PythonEnvironmentInfo")
+load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
 
 # Runfiles lie beside the program, or the program lies in another's, or RUNFILES_DIR says where they are.
@@ -191,30 +192,39 @@ def refused_elsewhere(ctx, what):
     said = "%s: %s would be written beside sources of another repository: run it in the workspace of that one"
     return "echo >&2 %s\nexit 2\n" % shell_quote(said % (label_of(ctx.label), what))
 
-def write_stagec_launcher(ctx, stagec, body, plugins, environment = None, extensions = [], examined = []):
-    """Writes a script that runs a command of the compiler as the rule's executable.
+def stagec_program(ctx, body, files, plugins = [], environment = None, extensions = [], examined = [], sources = []):
+    """Makes a script that runs a command of the compiler the rule's executable. Its runfiles have all that it needs.
 
     Args:
-      ctx: the rule's context.
-      stagec: StagecToolchainInfo.
+      ctx: the rule's context; the rule asks for TOOLCHAIN_TYPE.
       body: bash that runs when `$runfiles` and `$workspace` are set; `{stagec}` in it starts the compiler.
+      files: list of File that the command reads.
       plugins: list of PythonEnvironmentInfo that the compiler needs besides the toolchain's.
       environment: PythonEnvironmentInfo that it runs in instead of the toolchain's; or None.
-      extensions: list of the extensions that it uses, as extension_of returns them. The rule puts their sources into the
-        runfiles.
-      examined: list of File: the rows that it takes, as examined_rows returns them. The rule puts them into the runfiles.
+      extensions: list of the extensions that it uses, as extension_of returns them.
+      examined: list of File: the rows that it takes, as examined_rows returns them.
+      sources: list of depset of File that it reads too.
 
     Returns:
-      File.
+      list of providers.
     """
-    environment = environment or stagec.environment
+    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
+    environments = [environment or stagec.environment] + plugins
     path = stagec.entry.short_path
     entry = path[len("../"):] if path.startswith("../") else ctx.workspace_name + "/" + path
     start = "%s \"$runfiles\"/%s" % (PYTHON_COMMAND, shell_quote(entry))
     import_root = entry.rpartition("/")[0].rpartition("/")[0]
-    body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(environment.abi) + body.replace("{stagec}", start)
+    body = "export STAGEC_PYTHON_ABI=%s\n" % shell_quote(environments[0].abi) + body.replace("{stagec}", start)
     roots = [import_root] + ["%s/%s" % (used.repository or ctx.workspace_name, used.folder) for used in extensions]
-    return write_launcher(ctx, roots, {}, body, [environment] + plugins, examined)
+    script = write_launcher(ctx, roots, {}, body, environments, examined)
+    return [DefaultInfo(
+        executable = script,
+        files = depset([script]),
+        runfiles = ctx.runfiles(
+            files = files + examined + environment_files(environments),
+            transitive_files = depset(transitive = [stagec.sources] + [used.sources for used in extensions] + sources),
+        ),
+    )]
 
 def write_launcher(ctx, import_roots, env, body, environments, examined = []):
     """Writes the script as the rule's executable.
@@ -225,7 +235,7 @@ def write_launcher(ctx, import_roots, env, body, environments, examined = []):
       env: dict of variables; `$(location LABEL)` in a value names a file of the attribute `data`.
       body: bash that runs when `$runfiles`, `$workspace` and PYTHONPATH are set.
       environments: list of PythonEnvironmentInfo whose packages are imported, the first one's first.
-      examined: as write_stagec_launcher has it.
+      examined: as stagec_program has it.
 
     Returns:
       File.

@@ -1,11 +1,10 @@
 """A manifest's plan as a repository, and the macro that declares the planned targets."""
 
-load("//rules/private:autotuning.bzl", "aot_autotuning")
 load("//rules/private:baseline.bzl", "aot_baseline_test", "aot_baseline_update")
 load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:crossing.bzl", "aot_crossing", "aot_results")
+load("//rules/private:current_inputs.bzl", "aot_autotuning", "aot_explanation")
 load("//rules/private:executable.bzl", "aot_executable", "has_autotuning")
-load("//rules/private:explanation.bzl", "aot_explanation")
 load("//rules/private:export.bzl", "aot_export", "needs_plugin")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_optimized_test", "aot_golden_test")
 load("//rules/private:imports.bzl", "aot_imports", "modules_of")

@@ -2,18 +2,15 @@
 
 load("//rules:providers.bzl", "AotBundleInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "shell_quote", "stagec_program")
 
 _BUNDLE = attr.label(doc = "The bundle.", mandatory = True, providers = [AotBundleInfo])
 
 def _launcher(ctx, body):
     """A program that runs a command on the bundle: `{stagec}` and `{bundle}` in `body` stand for both."""
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     body = body.replace("{bundle}", "\"$workspace\"/" + shell_quote(info.bundle.short_path))
-    script = write_stagec_launcher(ctx, stagec, body, [])
-    runfiles = ctx.runfiles(files = [info.bundle] + info.weights, transitive_files = stagec.inputs)
-    return [DefaultInfo(executable = script, files = depset([script]), runfiles = runfiles)]
+    return stagec_program(ctx, body, [info.bundle] + info.weights)
 
 def _aot_size_test_impl(ctx):
     return _launcher(ctx, "exec {stagec} inspect {bundle} --sizes --most %s \"$@\"\n" % ctx.attr.most)

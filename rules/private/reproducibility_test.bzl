@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotExecutableInfo", "AotExportInfo", "AotJaxCacheInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "examined_rows", "plugin_words", "plugins_of", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "environment_files", "examined_rows", "plugin_words", "plugins_of", "shell_quote", "stagec_program")
 
 def _aot_reproducibility_test_impl(ctx):
     stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
@@ -40,14 +40,8 @@ def _aot_reproducibility_test_impl(ctx):
     body = "cd \"$workspace\"\nexec {stagec} reproduce %s \"$@\"\n" % words
     extensions = [export.extension for export in traced if export.extension][:1]
     rows = examined_rows(traced + executables + entries, [environment] + plugins.values())
-    script = write_stagec_launcher(ctx, stagec, body, [], environment, extensions, rows)
-    runfiles = ctx.runfiles(
-        files = files + rows + [arguments] + environment_files([environment] + plugins.values()),
-        transitive_files = depset(
-            transitive = [stagec.sources] + [used.sources for used in extensions] + [export.sources for export in traced],
-        ),
-    )
-    return [DefaultInfo(executable = script, runfiles = runfiles)]
+    files += [arguments] + environment_files(plugins.values())
+    return stagec_program(ctx, body, files, [], environment, extensions, rows, [export.sources for export in traced])
 
 aot_reproducibility_test = rule(
     implementation = _aot_reproducibility_test_impl,

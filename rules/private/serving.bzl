@@ -3,7 +3,7 @@
 load("//rules:providers.bzl", "AotBundleInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
 load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
-load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "shell_quote", "stagec_program")
 
 # The user's paths are relative to where the user is.
 _BODY = """cd "${BUILD_WORKING_DIRECTORY:-.}"
@@ -11,19 +11,11 @@ exec {stagec} serve "$@" "$workspace"/%s
 """
 
 def _aot_server_impl(ctx):
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.bundle[AotBundleInfo]
     serving = ctx.attr._serving[PythonEnvironmentInfo]
     extensions = [extension_of(target) for target in (ctx.attr._serve, ctx.attr._grpc)]
-    script = write_stagec_launcher(ctx, stagec, _BODY % shell_quote(info.bundle.short_path), [serving], extensions = extensions)
-    return [DefaultInfo(
-        executable = script,
-        files = depset([script]),
-        runfiles = ctx.runfiles(
-            files = [info.bundle] + info.weights + environment_files([serving]),
-            transitive_files = depset(transitive = [stagec.inputs] + [extension.sources for extension in extensions]),
-        ),
-    )]
+    body = _BODY % shell_quote(info.bundle.short_path)
+    return stagec_program(ctx, body, [info.bundle] + info.weights, [serving], extensions = extensions)
 
 aot_server = rule(
     implementation = _aot_server_impl,

@@ -2,7 +2,7 @@
 
 load("//rules:providers.bzl", "AotProvenanceInfo", "PythonEnvironmentInfo")
 load("//rules:toolchain.bzl", "TOOLCHAIN_TYPE")
-load("//rules/private:launcher.bzl", "environment_files", "shell_quote", "write_stagec_launcher")
+load("//rules/private:launcher.bzl", "shell_quote", "stagec_program")
 
 # The bundle's file is opened by its path in the runfiles; the user's paths are relative to where the user is.
 _BODY = """cd "${BUILD_WORKING_DIRECTORY:-.}"
@@ -10,20 +10,11 @@ exec {stagec} sign --statement "$workspace"/%s --output %s "$@" "$workspace"/%s
 """
 
 def _aot_signing_impl(ctx):
-    stagec = ctx.toolchains[TOOLCHAIN_TYPE].stagec
     info = ctx.attr.provenance[AotProvenanceInfo]
     signing = ctx.attr._signing[PythonEnvironmentInfo]
     output = info.bundle.basename + ".dsse.json"
     words = (shell_quote(info.statement.short_path), shell_quote(output), shell_quote(info.bundle.short_path))
-    script = write_stagec_launcher(ctx, stagec, _BODY % words, [signing])
-    return [DefaultInfo(
-        executable = script,
-        files = depset([script]),
-        runfiles = ctx.runfiles(
-            files = [info.bundle, info.statement] + environment_files([signing]),
-            transitive_files = stagec.inputs,
-        ),
-    )]
+    return stagec_program(ctx, _BODY % words, [info.bundle, info.statement], [signing])
 
 aot_signing = rule(
     implementation = _aot_signing_impl,
