@@ -1,7 +1,6 @@
 """The staging toolchain: the interpreter, its packages and the compiler that the actions run."""
 
 load("//rules:providers.bzl", "InterpreterInfo", "IsolationInfo", "PythonEnvironmentInfo", "PythonSourcesInfo", "StagecToolchainInfo")
-load("//rules/private:extensions.bzl", "extension_path")
 load("//rules/private:platforms.bzl", "ENVIRONMENT")
 load("//rules/private:python_environment.bzl", "INTERPRETER_FLAGS")
 
@@ -232,7 +231,7 @@ def compiler_action(
         env = dict(dict(env, **ENVIRONMENT), **{
             "LC_ALL": "C.UTF-8",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": ":".join(python_path + [stagec.import_root] + ([extension_path(extension)] if extension else [])),
+            "PYTHONPATH": ":".join(python_path + [stagec.import_root] + ([extension.path] if extension else [])),
             "TZ": "UTC",
         }),
         execution_requirements = requirements,

@@ -87,7 +87,7 @@ class Workspace(NestedBazel):
             package: pinned(folders["stagec_locks"] / "compiler" / f"{name}.lock", package)
             for name, package in LOCKS.items()
         }
-        release = re.search(r'release = "(.*)"', (folders["stagec_jaxlibs"] / "defs.bzl").read_text())
+        release = re.search(r'in \[\("(.*?)"', (folders["stagec_jaxlibs"] / "defs.bzl").read_text())
         assert release
         return versions | {"own": release[1]}
 

@@ -6,28 +6,6 @@ load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:launcher.bzl", "label_of")
 load("//rules/private:platforms.bzl", "MNEMONICS", "PLUGINS")
 
-def platform_of(spec):
-    """The platform of an executable.
-
-    Args:
-      spec: string, the executable's spec.
-
-    Returns:
-      string, a key of PLUGINS.
-    """
-    return json.decode(spec)["target"]["platform"]
-
-def has_autotuning(spec):
-    """Whether the target of an executable names a file with results of autotuning.
-
-    Args:
-      spec: string, the executable's spec.
-
-    Returns:
-      bool.
-    """
-    return bool(json.decode(spec)["target"].get("autotuning"))
-
 def _series(ctx, platform):
     """What all executables have in common that one process may compile, one after the other; "" for a process of its own.
 
@@ -40,7 +18,7 @@ def _series(ctx, platform):
 
 def _aot_executable_impl(ctx):
     name = ctx.label.name
-    platform = platform_of(ctx.attr.spec)
+    platform = json.decode(ctx.attr.spec)["target"]["platform"]
     plugin = ctx.attr.plugin[PythonEnvironmentInfo] if ctx.attr.plugin else None
     if PLUGINS[platform] and not plugin:
         fail("%s is for %s, which takes a plugin: write plugin = \"@stagec_%s//:environment\"" %

@@ -6,17 +6,6 @@ load("//rules/private:extensions.bzl", "extension_attr", "extension_of")
 load("//rules/private:imports.bzl", "execution_root_folders", "import_roots_of")
 load("//rules/private:python_library.bzl", "python_imports", "sources_of")
 
-def needs_plugin(spec):
-    """Whether tracing a function needs the plugin for NVIDIA devices.
-
-    Args:
-      spec: string, the function's spec.
-
-    Returns:
-      bool.
-    """
-    return "cuda" in json.decode(spec).get("plugins", [])
-
 def _aot_export_impl(ctx):
     name = ctx.label.name
     plugin = ctx.attr.plugin[PythonEnvironmentInfo] if ctx.attr.plugin else None

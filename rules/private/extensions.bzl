@@ -24,23 +24,14 @@ def extension_of(target):
       target: Target, of an attribute that `extension_attr` made.
 
     Returns:
-      struct: `sources`, a depset of File; `repository` and `folder`, where the package is; `tool`, a FilesToRunProvider
-      whose change starts a new worker.
+      struct: `sources`, a depset of File; `repository` and `folder`, where the package is; `path`, the same from the
+      execution root; `tool`, a FilesToRunProvider whose change starts a new worker.
     """
+    repository, folder = target.label.workspace_name, target.label.package
     return struct(
         sources = target[PythonSourcesInfo].sources,
-        repository = target.label.workspace_name,
-        folder = target.label.package,
+        repository = repository,
+        folder = folder,
+        path = ("external/%s/" % repository if repository else "") + folder,
         tool = target[DefaultInfo].files_to_run,
     )
-
-def extension_path(extension):
-    """The import root of an extension in actions.
-
-    Args:
-      extension: struct, as extension_of returns it.
-
-    Returns:
-      string, relative to the execution root.
-    """
-    return ("external/%s/" % extension.repository if extension.repository else "") + extension.folder

@@ -37,18 +37,6 @@ def import_roots_of(ctx):
     roots.update({root: None for root in imports_of(ctx.attr.deps, ctx.workspace_name).to_list()})
     return roots.keys()
 
-def modules_of(spec):
-    """The modules that a spec names.
-
-    Args:
-      spec: string, the function's spec.
-
-    Returns:
-      list of string; empty where the function is a file.
-    """
-    named = [spec_value for spec_value in json.decode(spec).values() if type(spec_value) == type("")]
-    return [value.partition(":")[0] for value in named if ":" in value and "/" not in value and "?" not in value]
-
 def _aot_imports_impl(ctx):
     sources = depset(transitive = [sources_of(ctx.attr.deps), sources_of(ctx.attr.data)])
     names = ctx.actions.declare_file(ctx.label.name + "/names.txt")

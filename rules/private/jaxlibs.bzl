@@ -4,7 +4,6 @@ One is the build's own. Another is the same release for aarch64, in Debian's Pyt
 """
 
 load("//rules/private:aarch64_python.bzl", "aarch64_python")
-load("//rules/private:executable.bzl", "has_autotuning")
 load("//rules/private:locks.bzl", "locked_releases")
 load("//rules/private:platforms.bzl", "PLUGINS")
 load("//rules/private:python_environment.bzl", "python_environment", "workspace_path")
@@ -83,37 +82,20 @@ def declare_jaxlibs(lock, jaxlibs, python = None, groups = [], of_hub = False):
 
 _DEFS = '''"""The releases of jaxlib that compile executables; the first is the build's own."""
 
-JAXLIBS = [
-{structs}]
+JAXLIBS = [struct(
+    release = release,
+    architecture = architecture,
+    environment = Label(environment) if environment else None,
+    plugins = {{platform: Label(plugin) for platform, plugin in plugins.items()}},
+    exec_properties = exec_properties,
+) for release, architecture, environment, plugins, exec_properties in {rows}]
 '''
-
-_STRUCT = """    struct(
-        release = {release},
-        architecture = {architecture},
-        environment = {environment},
-        plugins = {plugins},
-        exec_properties = {exec_properties},
-    ),
-"""
-
-def _struct(release, architecture, environment, plugins, exec_properties):
-    labels = ['"%s": %s' % (platform, label) for platform, label in plugins.items()]
-    return _STRUCT.format(
-        release = repr(release),
-        architecture = repr(architecture),
-        environment = environment,
-        plugins = "{%s}" % ", ".join(labels),
-        exec_properties = repr(exec_properties),
-    )
-
-def _label(repository):
-    return 'Label("@%s//:environment")' % repository
 
 def _stagec_jaxlibs_impl(repository_ctx):
     own = locked_releases(repository_ctx, repository_ctx.attr.lock) if repository_ctx.attr.lock else []
     release = own[0] if len(own) == 1 else ""
     here = repository_ctx.execute(["uname", "-m"]).stdout.strip()
-    structs = [_struct(release, here, "None", {}, {})]
+    rows = [(release, here, "", {}, {})]
     seen = {(release, here): "the build's own environment"} if release else {}
     for name, lock, text in zip(repository_ctx.attr.names, repository_ctx.attr.locks, repository_ctx.attr.settings):
         settings = json.decode(text)
@@ -128,10 +110,10 @@ def _stagec_jaxlibs_impl(repository_ctx):
         if which in seen:
             fail("%s and %s both have jaxlib %s; declare each release once" % (seen[which], name, releases[0]))
         seen[which] = name
-        plugins = [plugin for plugin in _PLUGINS if "%s_%s" % (name, plugin) in repository_ctx.attr.plugins]
-        labels = {one: _label("%s_%s" % (name, one)) for one in plugins}
-        structs.append(_struct(releases[0], architecture, _label(name), labels, settings["exec_properties"]))
-    repository_ctx.file("defs.bzl", _DEFS.format(structs = "".join(structs)), executable = False)
+        declared = {plugin: "%s_%s" % (name, plugin) for plugin in _PLUGINS}
+        plugins = {plugin: "@%s//:environment" % of for plugin, of in declared.items() if of in repository_ctx.attr.plugins}
+        rows.append((releases[0], architecture, "@%s//:environment" % name, plugins, settings["exec_properties"]))
+    repository_ctx.file("defs.bzl", _DEFS.format(rows = repr(rows)), executable = False)
     repository_ctx.file("BUILD", 'exports_files(["defs.bzl"])\n', executable = False)
 
 stagec_jaxlibs = repository_rule(
@@ -176,7 +158,7 @@ def compiled_executables(plan, jaxlibs):
         target = json.decode(spec)["target"]
         platform, own = target["platform"], jaxlibs[0].release
         releases = plan["jaxlib"].get(target.get("name"), [own])
-        for key, asked in {"jax_cache": name in plan["jax_cache"]["executables"], "autotuning": has_autotuning(spec)}.items():
+        for key, asked in {"jax_cache": name in plan["jax_cache"]["executables"], "autotuning": target.get("autotuning")}.items():
             if asked and own not in releases:
                 problems['%s: target "%s": %s is of the build\'s own jaxlib %s, which jaxlib = %s leaves out\n  %s' % (
                     plan["path"],

@@ -4,10 +4,10 @@ load("//rules/private:baseline.bzl", "aot_baseline_test", "aot_baseline_update")
 load("//rules/private:bundle.bzl", "aot_bundle")
 load("//rules/private:crossing.bzl", "aot_crossing", "aot_results")
 load("//rules/private:current_inputs.bzl", "aot_autotuning", "aot_explanation")
-load("//rules/private:executable.bzl", "aot_executable", "has_autotuning")
-load("//rules/private:export.bzl", "aot_export", "needs_plugin")
+load("//rules/private:executable.bzl", "aot_executable")
+load("//rules/private:export.bzl", "aot_export")
 load("//rules/private:golden.bzl", "aot_golden", "aot_golden_optimized_test", "aot_golden_test")
-load("//rules/private:imports.bzl", "aot_imports", "modules_of")
+load("//rules/private:imports.bzl", "aot_imports")
 load("//rules/private:image.bzl", "aot_image", "aot_push")
 load("//rules/private:jax_cache.bzl", "aot_jax_cache")
 load("//rules/private:jaxlibs.bzl", "compiled_executables")
@@ -156,9 +156,10 @@ def _tagged(common, *tags):
     attributes["tags"] = attributes.get("tags", []) + list(tags)
     return attributes
 
-def _bound_files(spec):
-    """The files that a function's arguments are bound to, relative to the manifest's folder."""
-    return [weights["file"] for weights in json.decode(spec)["bind"].values()]
+def _modules_of(spec):
+    """The modules that a function's spec names; none where the function is a file."""
+    named = [value for value in json.decode(spec).values() if type(value) == type("")]
+    return [value.partition(":")[0] for value in named if ":" in value and "/" not in value and "?" not in value]
 
 def _weights_of(specs, external):
     """The labels and paths of the files that functions are bound to: those beside the bundle, or those in it."""
@@ -274,7 +275,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         if function not in functions:
             fail('aot_manifest(name = "%s"): function_deps: %s has no function "%s", only %s' %
                  (name, plan["path"], function, ", ".join(functions)))
-    looked = {export: modules_of(spec) for export, function, spec in plan["exports"] if function not in function_deps}
+    looked = {export: _modules_of(spec) for export, function, spec in plan["exports"] if function not in function_deps}
     aot_imports(name = name + ".imports", functions = looked, deps = deps, data = data, imports = imports, **common)
     for export, function, spec in plan["exports"]:
         aot_export(
@@ -284,7 +285,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
             data = data,
             imports = imports,
             looked = ":" + name + ".imports" if export in looked else None,
-            plugin = PLUGINS["cuda"] if needs_plugin(spec) else None,
+            plugin = PLUGINS["cuda"] if "cuda" in json.decode(spec).get("plugins", []) else None,
             **common
         )
     for one in compiled:
@@ -314,7 +315,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         )
     golden = [(export, spec) for export, _, spec in plan["exports"] if json.decode(spec)["golden"]]
     for export, spec in golden:
-        weights = {":" + file: file for file in _bound_files(spec)}
+        weights = {":" + bound["file"]: bound["file"] for bound in json.decode(spec)["bind"].values()}
         file = json.decode(spec)["golden"]["inputs"]
         inputs = ":" + file if file else None
         aot_golden(name = export + ".golden", export = ":" + export, inputs = inputs, weights = weights, **common)
@@ -347,7 +348,7 @@ def declare_manifest(plan, jaxlibs, manifest, name, deps, data, function_deps, i
         executables = executables,
         **common
     )
-    tuned = [(one.name, one.export) for one in compiled if has_autotuning(one.spec) and not one.environment]
+    tuned = [(one.name, one.export) for one in compiled if json.decode(one.spec)["target"].get("autotuning") and not one.environment]
     if tuned:
         aot_autotuning(
             name = name + ".autotune",

@@ -9,7 +9,7 @@ from tests.building import ROOT
 
 MACRO = ROOT / "rules" / "private" / "manifest.bzl"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-SPEC = json.dumps({"golden": {"inputs": "", "optimized": True}, "bind": {}, "target": {"name": "t"}})
+SPEC = json.dumps({"golden": {"inputs": "", "optimized": True}, "bind": {}, "target": {"name": "t", "autotuning": "a"}})
 
 
 class Declared(dict[str, Any]):
@@ -49,9 +49,6 @@ def test_the_macro_declares_these_targets() -> None:
         PLANNING=[],
         PLUGINS=dict.fromkeys(PLATFORMS),
         compiled_executables=lambda *_: SimpleNamespace(problems=[], executables=executables, crossing=[]),
-        modules_of=lambda _: [],
-        needs_plugin=lambda _: True,
-        has_autotuning=lambda _: True,
     )
     exec(compile(MACRO.read_text("utf-8"), MACRO, "exec"), names)  # Starlark's syntax is Python's
     plan = {
