@@ -11,7 +11,7 @@ load("//rules/private:isolation.bzl", "isolation_check")
 load("//rules/private:jaxlibs.bzl", "declare_jaxlibs")
 load("//rules/private:locks.bzl", "declare_locks")
 load("//rules/private:manifest.bzl", "stagec_manifest")
-load("//rules/private:python_environment.bzl", "python_environment", "uv_environment")
+load("//rules/private:python_environment.bzl", "GROUPS", "IMAGE", "python_environment", "uv_environment")
 
 def _stagec_impl(module_ctx):
     named = {}
@@ -61,22 +61,6 @@ def _stagec_impl(module_ctx):
     uv_environment(name = "stagec_uv", python = python)
     isolation_check(name = "stagec_isolation")
 
-_IMAGE = {
-    "interpreter": attr.string(
-        doc = "The absolute path of the Python that actions run, if it differs from the one that installs the " +
-              "packages, such as that of an execution image. This machine need not have it.",
-    ),
-    "interpreter_version": attr.string(doc = "Its version, such as 3.11.9. Actions compare it with the version of their Python."),
-    "packages": attr.string(
-        doc = "The absolute path of a folder of that image with what is in `//:layer` of the environment's repository, such " +
-              "as `@stagec_python//:layer`. Actions then do not get the packages as inputs; they compare the fingerprint.",
-    ),
-}
-
-_GROUPS = attr.string_list(
-    doc = "If `lock` is a uv.lock: dependency groups and extras of its project to install, besides its dependencies.",
-)
-
 _PLUGINS = {
     "tpu_lock": attr.label(doc = "A lock with only libtpu, if you use another jaxlib."),
     "cuda_lock": attr.label(
@@ -97,7 +81,7 @@ _ENVIRONMENTS = {
 }
 
 _JAXLIB = dict(
-    dict(_IMAGE, **_PLUGINS),
+    dict(IMAGE, **_PLUGINS),
     lock = attr.label(
         doc = "A requirements file with hashes: jaxlib, numpy and flatbuffers, of this release. It needs no JAX.",
         mandatory = True,
@@ -118,9 +102,9 @@ _jaxlib = tag_class(
 _environment = tag_class(
     doc = "A Python environment of your own, as `@<name>//:environment`.",
     attrs = dict(
-        _IMAGE,
+        IMAGE,
         name = attr.string(doc = "Name of the repository.", mandatory = True),
-        groups = _GROUPS,
+        groups = GROUPS,
         lock = attr.label(doc = "A requirements file with hashes, or a uv.lock.", mandatory = True),
         trimmed = attr.bool(doc = "Whether to leave out what no module imports. Actions on other machines get all files."),
     ),
@@ -138,8 +122,8 @@ _python = tag_class(
     doc = "The packages that the compiler and your models import. Bazel downloads the compilers for TPUs, NVIDIA " +
           "and AMD devices when you build the first executable for them. Only the root module's tag counts.",
     attrs = dict(
-        dict(dict(_IMAGE, **_PLUGINS), **_ENVIRONMENTS),
-        groups = _GROUPS,
+        dict(dict(IMAGE, **_PLUGINS), **_ENVIRONMENTS),
+        groups = GROUPS,
         python = attr.label(
             doc = "The interpreter that installs all packages and runs stagec, a file of a repository, such as " +
                   "`@python_3_12_host//:python` of rules_python. It needs pip. Without it, stagec looks for one on PATH.",

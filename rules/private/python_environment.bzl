@@ -297,16 +297,30 @@ _PYTHON = attr.label(
     allow_single_file = True,
 )
 
-_ELSEWHERE = attr.string(
-    doc = "The absolute path of the Python that actions run, if it differs from the one that installs the " +
-          "packages: in the image of a remote engine. The file need not be on this machine.",
+_ELSEWHERE = {
+    "interpreter": attr.string(
+        doc = "The absolute path of the Python that actions run, if it differs from the one that installs the " +
+              "packages, such as that of an execution image. This machine need not have it.",
+    ),
+    "interpreter_version": attr.string(
+        doc = "Its version, such as 3.11.9. Actions compare it with the version of their Python. Python 3.11 of any release " +
+              "installs the packages.",
+    ),
+}
+
+IMAGE = dict(
+    _ELSEWHERE,
+    packages = attr.string(
+        doc = "The absolute path of a folder of that image with what is in `//:layer` of the environment's repository, such " +
+              "as `@stagec_python//:layer`. Actions then do not get the packages as inputs; they compare the fingerprint.",
+    ),
 )
 
-_ELSEWHERE_VERSION = attr.string(
-    doc = "Its version, such as 3.11.9. Actions compare it. Python 3.11 of any release installs the packages.",
-)
+INTERPRETER = dict(_ELSEWHERE, python = _PYTHON)
 
-INTERPRETER = {"python": _PYTHON, "interpreter": _ELSEWHERE, "interpreter_version": _ELSEWHERE_VERSION}
+GROUPS = attr.string_list(
+    doc = "If `lock` is a uv.lock: dependency groups and extras of its project to install, besides its dependencies.",
+)
 
 _INSTALLER = {
     "python": _PYTHON,
@@ -328,30 +342,22 @@ python_environment = repository_rule(
     doc = "Installs a locked set of Python packages, byte-compiled, for `python`, or the first Python 3.11 or newer on PATH " +
           "(python3 before others), or the one that STAGEC_PYTHON names. Rules take `@<name>//:environment`.",
     attrs = dict(
-        _INSTALLER,
+        dict(_INSTALLER, **IMAGE),
         lock = attr.label(
             doc = "A requirements file in which every package is pinned and hashed, or a uv.lock.",
             mandatory = True,
             allow_single_file = True,
         ),
-        groups = attr.string_list(
-            doc = "Of a uv.lock: dependency groups and extras of its project, besides its dependencies.",
-        ),
+        groups = GROUPS,
         trimmed = attr.bool(
             doc = "Whether to leave out what no module imports: the packages' own tests, C headers and type stubs. What " +
                   "actions import is: each of them has all files as inputs.",
         ),
-        interpreter = _ELSEWHERE,
-        interpreter_version = _ELSEWHERE_VERSION,
         architecture = attr.string(
             doc = "The architecture of packages and interpreter, as `uname -m` has it, where it is not this machine's.",
         ),
         emulated = attr.label(doc = "A Python of that architecture and what runs it, where `interpreter` names none."),
         emulated_version = attr.string(doc = "Its version."),
-        packages = attr.string(
-            doc = "The absolute path of a folder, where actions run, with what is in the `layer.tar` of this " +
-                  "repository's target `layer`. Actions compare its fingerprint, and do not get the packages as inputs.",
-        ),
         _uv = attr.label(default = Label("@stagec_uv//:problem.txt")),
         jaxlib = attr.string(
             doc = "Of a plugin: the name of the repository with the jaxlib that compiles with it, if that is not the toolchain's.",

@@ -97,4 +97,8 @@ class File:
         return None
 
     def _keywords(self, keywords: list[ast.keyword]) -> dict[str, Any]:
-        return {word.arg: self._evaluate(word.value) for word in keywords if word.arg}
+        values: dict[str, Any] = {}
+        for word in keywords:
+            value = self._evaluate(word.value)
+            values |= {word.arg: value} if word.arg else value or {}
+        return values
