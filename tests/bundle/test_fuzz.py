@@ -36,8 +36,8 @@ from stagec.core.trees.tree import LEAF, Tree
 from stagec.stages.exported import Exported
 from stagec.trust import provenance
 from stagec.trust.attestation import Subject
+from stagec.trust.dsse import sign
 from stagec.trust.provenance import Environment, Wheel
-from stagec.trust.signing import sign
 from tests.building import ROOT
 from tests.bundle import mutations, readers
 from tests.bundle.mutations import Change, Changes

@@ -125,14 +125,14 @@ def _shards(statement: dict[str, Any]) -> None:
 
 
 def test_a_statement_of_another_method(release: Path, tmp_path: Path) -> None:
-    from stagec.trust import keys, signing
+    from stagec.trust import dsse, keys
 
     private, public = write_curve(tmp_path, "key", CURVES["P-256"])
     checked("sign", release, "--model-signing", "--key", private, "--output", tmp_path / "x.sig")
     statement = json.loads(Envelope.read(tmp_path / "x.sig").payload)
     _shards(statement)
     key = keys.private_key("key", private.read_bytes(), bytes)
-    (tmp_path / "y.sig").write_text(signing.sign(json.dumps(statement).encode(), key).to_json())
+    (tmp_path / "y.sig").write_text(dsse.sign(json.dumps(statement).encode(), key).to_json())
     done = command("verify", release, "--key", public, "--signature", tmp_path / "y.sig")
     assert done.returncode == 1
     assert 'predicate.serialization.method: expected "files", not "shards"' in done.stdout

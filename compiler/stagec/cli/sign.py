@@ -35,9 +35,8 @@ OPTIONS = {
 
 def run(options: Options) -> Answer:
     from stagec.bundle.archive import Archive
-    from stagec.trust import attestation, keys, signing
+    from stagec.trust import attestation, dsse, keys
     from stagec.trust.attestation import Statement, Subject
-    from stagec.trust.dsse import Envelope
 
     def passphrase() -> bytes:
         try:
@@ -59,7 +58,7 @@ def run(options: Options) -> Answer:
         else:
             archive = Archive(options.bundle)
             signed.check(archive, options.statement, archive.sha256())
-        envelope = signing.sign(statement, key, Envelope.read(output) if Path(output).is_file() else None)
+        envelope = dsse.sign(statement, key, dsse.Envelope.read(output) if Path(output).is_file() else None)
     write_whole(output, envelope.to_json().encode())
     return _signed(options.bundle, output, [keyid for keyid, _ in envelope.signatures])
 

@@ -9,10 +9,15 @@ import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagec.core.data import reading, strict_json
 from stagec.core.messages.refusal import LoadError
 from stagec.core.trees import json_shapes
+from stagec.trust import keys
+
+if TYPE_CHECKING:
+    from stagec.trust.keys import PrivateKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MOST_SIGNATURES = 32
@@ -72,6 +77,20 @@ class Envelope:
             raise ValueError(f"{len(data['signatures'])} signatures are over the limit of {MOST_SIGNATURES}")
         signatures = tuple((signature.get("keyid", ""), _decode(signature["sig"])) for signature in data["signatures"])
         return Envelope(_decode(data["payload"]), signatures)
+
+
+def sign(statement: bytes, key: PrivateKey, envelope: Envelope | None = None) -> Envelope:
+    """Return an envelope of `statement` with the signature of `key`, beside the signatures of `envelope`.
+
+    It replaces a signature by the same key. Raises ValueError when `envelope` has another statement, or is full.
+    """
+    if envelope is not None and envelope.payload != statement:
+        raise ValueError("it signs a different statement")
+    name = keys.keyid(key.public_key())
+    others = [signature for signature in (envelope.signatures if envelope else ()) if signature[0] != name]
+    if len(others) >= MOST_SIGNATURES:
+        raise ValueError(f"it has {MOST_SIGNATURES} signatures, and no more are read")
+    return Envelope(statement, (*others, (name, keys.sign(key, pae(PAYLOAD_TYPE, statement)))))
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
