@@ -33,7 +33,7 @@ def received(*chunks: bytes) -> list[Request]:
 FIRST = encode(["--output", "ü" * 200], ["models/f.py", "bazel-out/x"], verbosity=10)
 SECOND = encode([], request_id=300, cancel=1)
 WANTED = [
-    Request(("--output", "ü" * 200), ("models/f.py", "bazel-out/x"), verbosity=10),
+    Request(("--output", "ü" * 200), ("models/f.py", "bazel-out/x")),
     Request(request_id=300, cancel=True),
 ]
 

@@ -145,12 +145,7 @@ class Ended:
             how = f"the process of this action died of {_signal_name(number)} ({why})"
         else:
             how = f"the process of this action ended with exit({os.WEXITSTATUS(self._how)}) in the middle of its work"
-        return f"stagec: {how} after {seconds:.1f} s; it had used {mebibytes(self.memory)} of memory\n"
-
-
-def mebibytes(size: int) -> str:
-    """Say a number of bytes."""
-    return f"{size / (1 << 20):,.0f} MiB"
+        return f"stagec: {how} after {seconds:.1f} s; it had used {self.memory / (1 << 20):,.0f} MiB of memory\n"
 
 
 def _signal_name(number: int) -> str:

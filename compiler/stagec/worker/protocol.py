@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -22,21 +22,18 @@ class Request:
     inputs: paths of the files that the action may read, relative to the worker's first current folder.
     request_id: the response must repeat it; 0 if the worker gets one request at a time.
     cancel: whether this asks to end the work on the request of this id, and is not work itself.
-    verbosity: over 0, the worker may write to its log.
     """
 
     arguments: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     request_id: int = 0
     cancel: bool = False
-    verbosity: int = 0
 
     def encode(self) -> bytes:
-        """Return the message with its length before it."""
-        numbers = {3: self.request_id, 4: int(self.cancel), 5: self.verbosity}
+        """Return the message of work that is the only one at a time, with its length before it."""
         records = [wire.Record(1, 2, word.encode()) for word in self.arguments]
         records += [wire.Record(2, 2, wire.Record(1, 2, path.encode()).encode()) for path in self.inputs]
-        return _framed(records, numbers)
+        return _framed(records)
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,8 @@ class Response:
     def encode(self) -> bytes:
         """Return the message with its length before it."""
         numbers = {1: self.exit_code, 3: self.request_id, 4: int(self.was_cancelled)}
-        return _framed([wire.Record(2, 2, self.output.encode("utf-8", "replace"))], numbers)
+        records = [wire.Record(field, 0, wire.write_varint(value)) for field, value in numbers.items()]
+        return _framed([*records, wire.Record(2, 2, self.output.encode("utf-8", "replace"))])
 
     @classmethod
     def read(cls, file: IO[bytes]) -> Response:
@@ -119,10 +117,9 @@ class Requests:
         return _request(message)
 
 
-def _framed(records: Sequence[wire.Record], numbers: Mapping[int, int]) -> bytes:
-    """Return a message with its length before it. numbers: by field."""
-    more = [wire.Record(field, 0, wire.write_varint(value)) for field, value in numbers.items()]
-    message = b"".join(record.encode() for record in (*more, *records))
+def _framed(records: Sequence[wire.Record]) -> bytes:
+    """Return a message with its length before it."""
+    message = b"".join(record.encode() for record in records)
     return wire.write_varint(len(message)) + message
 
 
@@ -134,7 +131,7 @@ def _exactly(file: IO[bytes], size: int) -> bytes:
 
 
 def _request(message: bytes) -> Request:
-    arguments, inputs, numbers = [], [], {3: 0, 4: 0, 5: 0}
+    arguments, inputs, numbers = [], [], {3: 0, 4: 0}
     for record in wire.records(message):
         if record.field == 1:
             arguments.append(record.payload.decode())
@@ -143,4 +140,4 @@ def _request(message: bytes) -> Request:
             inputs.append(path.decode())
         elif record.field in numbers:
             numbers[record.field], _ = wire.read_varint(record.payload, 0)
-    return Request(tuple(arguments), tuple(inputs), numbers[3], bool(numbers[4]), numbers[5])
+    return Request(tuple(arguments), tuple(inputs), numbers[3], bool(numbers[4]))

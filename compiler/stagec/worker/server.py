@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from stagec.worker import isolation, outputs
-from stagec.worker.action import Ended, Process, mebibytes
+from stagec.worker.action import Ended, Process
 from stagec.worker.jail import said
 from stagec.worker.protocol import Request, Requests, Response
 from stagec.worker.root import identity, import_roots, packages
@@ -141,14 +141,10 @@ class _Worker:
             return self.answer(
                 request, requests
             )  # a process that does nothing else dies again, if it is this action's fault
-        seconds = time.monotonic() - started
-        if request.verbosity > 0:
-            done = f"{seconds:.2f} s, {mebibytes(ended.memory)}"
-            print(f"{' '.join(request.arguments)}: {done}", file=sys.stderr, flush=True)
         if cancelled:
             return Response(0, request_id=request.request_id, was_cancelled=True)
         if ended.status is None:
-            return Response(1, ended.output + ended.death(seconds), request.request_id)
+            return Response(1, ended.output + ended.death(time.monotonic() - started), request.request_id)
         return Response(ended.status, ended.output, request.request_id)
 
     @contextlib.contextmanager
