@@ -56,7 +56,7 @@ def repacked_bundle(data: bytes) -> str:
     from stagec.bundle import index
     from stagec.bundle.archive import Archive
     from stagec.bundle.members import bundle_members, encode, members_table
-    from stagec.bundle.stripping import strip
+    from stagec.bundle.writing import strip
     from stagec.core.messages.errors import StagecError
     from stagec.core.messages.refusal import LoadError
 

@@ -1,6 +1,6 @@
 """Golden inputs and outputs: made by JAX, stored, stripped, and compared with what executables give.
 
-Modules: `bundle/stripping.py`, `cli/actions/golden.py`, `cli/strip.py`, `frontends/jax/evaluation.py`,
+Modules: `bundle/writing.py`, `cli/actions/golden.py`, `cli/strip.py`, `frontends/jax/evaluation.py`,
 `frontends/golden_arrays.py`, `checking/golden.py`, `core/sizes/tolerances.py`.
 """
 
@@ -293,7 +293,7 @@ def test_stripped_it_is_as_built_without(built: Path, tmp_path: Path) -> None:
 CUT_OFF = """
 import os, sys
 from stagec.bundle.safetensors import read
-from stagec.bundle.stripping import strip
+from stagec.bundle.writing import strip
 from stagec.bundle.archive import Archive
 from stagec.bundle.members import pieces
 

@@ -60,14 +60,6 @@ def call_of(archive: Archive, artifact: str, names: bool = True) -> Call:
     )
 
 
-def constants_of(archive: Archive, artifact: str) -> list[dict[str, Any]]:
-    """Return the large constants of an exported artifact: "name", "aval" and "bytes" of each.
-
-    Raises the errors of `call_of`.
-    """
-    return list(description_of(archive, artifact)["constants"])
-
-
 def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[str] = ()) -> Call:
     """Return how to call a function, from the result of `Exported.interface` or from an index."""
     in_tree, out_tree = (Tree.from_json(interface[key]) for key in ("in_tree", "out_tree"))
@@ -76,7 +68,7 @@ def of_interface(name: str, interface: Mapping[str, Any], parameters: Sequence[s
 
 
 def description_of(archive: Archive, artifact: str) -> Mapping[str, Any]:
-    """Return the description beside an exported artifact."""
+    """Return the description beside an exported artifact. Raises the errors of `call_of`."""
     member = archive.index["functions"][artifact]["description"]
     described: Mapping[str, Any] = strict_json.parse(archive.read(member, LARGEST), LARGEST)
     _DESCRIPTION(described)

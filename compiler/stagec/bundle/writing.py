@@ -139,6 +139,24 @@ def extend(archive: Archive, executables: Sequence[Member]) -> dict[str, Content
     return _checked(extended(archive.index, rows, base, {"stagec": VERSION}), members)
 
 
+def strip(archive: Archive) -> dict[str, Content]:
+    """Return the members of a bundle as if its manifest asked for no golden inputs and outputs.
+
+    The states before `stagec add-jaxlib` go too, because their signatures do not cover the rest. Writing the members
+    reads and checks them: the new bundle is good if this raised no LoadError.
+    """
+    functions = {
+        name: {key: value for key, value in entry.items() if key != "golden"}
+        for name, entry in archive.index["functions"].items()
+    }
+    kept = {weight["member"] for weight in archive.index["weights"].values() if "member" in weight}
+    for function in functions.values():
+        for entry in (function, *function["executables"]):
+            kept |= {entry[key] for key in ("exported", "executable", "description", "stablehlo") if key in entry}
+    result = {key: value for key, value in archive.index.items() if key != "base"} | {"functions": functions}
+    return bundle_members(result, {name: Stored(archive, name) for name in kept})
+
+
 def _checked(result: Mapping[str, Any], members: _Members) -> dict[str, Content]:
     """Return the members of a bundle, after checking its index as a reader does."""
     written, _ = split(result, members_table(members.data))

@@ -13,7 +13,7 @@ OPTIONS = {
 def run(options: Options) -> Answer:
     from stagec.bundle.archive import Archive
     from stagec.bundle.members import pieces
-    from stagec.bundle.stripping import strip
+    from stagec.bundle.writing import strip
 
     sums = Sums()
     write_parts(options.output, sums.of(pieces(strip(Archive(options.bundle)))))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stagec.bundle import external, safetensors
 from stagec.bundle.archive import Archive
 from stagec.bundle.binding import listed
-from stagec.bundle.calls import call_of, constants_of
+from stagec.bundle.calls import call_of, description_of
 from stagec.bundle.external import Files
 from stagec.bundle.safetensors import Tensor
 from stagec.bundle.sources import sha256_of
@@ -163,6 +163,6 @@ def _constants(archive: Archive) -> dict[str, list[str]]:
     """Return the large constants of all functions by name, each with its functions."""
     functions: dict[str, list[str]] = {}
     for function in archive.index["functions"]:
-        for constant in constants_of(archive, function):
+        for constant in description_of(archive, function)["constants"]:
             functions.setdefault(constant["name"], []).append(function)
     return functions
