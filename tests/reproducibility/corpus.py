@@ -22,7 +22,15 @@ from pathlib import Path
 HERE = Path(__file__).absolute().parent
 sys.path.insert(0, str(HERE.parent.parent / "compiler"))
 
-from stagec.audit.reproducibility import run_varied, variation  # noqa: E402  # found through the line above
+from stagec.audit.reproducibility import VARIATIONS, Variation, run_varied  # noqa: E402  # found through the line above
+
+
+def variation(number: int) -> Variation:
+    """Return the variation of the build `number` of many; equal numbers have equal variations."""
+    base = VARIATIONS[number % 2]
+    env = {**base.env, "PYTHONHASHSEED": str(number * 7919 % 4294967296), "TZ": f"XXX{number % 24 - 12}"}
+    clock = f"20{30 + number % 30}-01-{number % 27 + 1:02} 01:02:03" if base.clock else ""
+    return Variation(f"{base.folder}{number}", env, base.umask, number % 3 + 1, clock, base.another_cpu)
 
 
 def build(number: int, scratch: Path, platform: str, only: list[str], python: str) -> dict[str, str]:

@@ -113,14 +113,18 @@ def test_an_executable_of_other_code(small: Path, tmp_path: Path) -> None:
 
 def test_the_layers_of_an_executable(small: Path) -> None:
     whole = (small / "m.f.cpu.batch3.xla").read_bytes()
-    layer, lines = first_difference(whole, (small / "m.bits.cpu.xla").read_bytes())
+
+    def compared(other: bytes) -> tuple[str, list[str]]:
+        return first_difference(whole + other, len(whole), "cpu")
+
+    layer, lines = compared((small / "m.bits.cpu.xla").read_bytes())
     assert layer == "optimized HLO"
     assert any(line.startswith("-HloModule jit_f") for line in lines)
     at = whole.rindex(b"\x7fELF") + 0x120
-    layer, lines = first_difference(whole, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    layer, lines = compared(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     assert layer == "object code"
     assert any(line.startswith("-") and line.endswith("bytes") for line in lines)
-    layer, lines = first_difference(whole, whole[:-1] + bytes([whole[-1] ^ 1]))
+    layer, lines = compared(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert layer == "container"
     assert lines[0].startswith(f"{len(whole):,} and {len(whole):,} bytes, the first that differs is at ")
 

@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -110,22 +109,14 @@ VARIATIONS = (
 """The two builds of `reproduce`."""
 
 
-def variation(number: int) -> Variation:
-    """Return the variation of the build `number` of many; equal numbers have equal variations."""
-    base = VARIATIONS[number % 2]
-    env = {**base.env, "PYTHONHASHSEED": str(number * 7919 % 4294967296), "TZ": f"XXX{number % 24 - 12}"}
-    clock = f"20{30 + number % 30}-01-{number % 27 + 1:02} 01:02:03" if base.clock else ""
-    return Variation(f"{base.folder}{number}", env, base.umask, number % 3 + 1, clock, base.another_cpu)
-
-
 def reproduce(
     exports: Sequence[Export],
     executables: Sequence[Executable],
     roots: Sequence[str],
-    plugins: Mapping[str, Path] | None = None,
-    progress: Progress | None = None,
-    retrace: bool = True,
-    entries: Sequence[CacheEntry] = (),
+    plugins: Mapping[str, Path],
+    progress: Progress,
+    retrace: bool,
+    entries: Sequence[CacheEntry],
 ) -> tuple[list[str], list[str], int]:
     """Build every artifact twice; return (differences by artifact; those that may be; number of compared artifacts).
 
@@ -137,7 +128,6 @@ def reproduce(
     entries: for JAX's compilation cache, which are compiled from their keys.
     Raises StagecError when a build fails.
     """
-    progress = progress or Progress("reproduce")
     traced = exports if retrace else ()
     command = [sys.executable, "-B", "-s", "-S", str(actions.ENTRY)]
     differences: list[str] = []
@@ -158,7 +148,7 @@ def reproduce(
                 outputs: list[str | Path] = ["--output", out, "--description", f"{out}.json"]
                 outputs += ["--lowered", f"{out}.lowered"] if artifact.lowered else []
                 needed = specs.function_spec(artifact.spec.read_text()).plugins
-                packages = next((folder for platform, folder in (plugins or {}).items() if platform in needed), None)
+                packages = next((folder for platform, folder in plugins.items() if platform in needed), None)
                 _run([*command, "action", "export", *words, *outputs], how, folder, artifact.name, packages)
                 if len(outs) == len(VARIATIONS) and _is_unlike(artifact, outs):
                     words += ["--output", f"{out}.mlir"]
@@ -170,14 +160,14 @@ def reproduce(
                 built = next(artifact for artifact in exports if artifact.name == executable.export)
                 words = ["--spec", executable.spec, "--exported", built.exported, "--output", f"{stem}.xla"]
                 words += ["--lowered", built.lowered] if built.lowered else []
-                plugin = (plugins or {}).get(_platform(executable))
+                plugin = plugins.get(_platform(executable))
                 words += ["--description", f"{stem}.json"]
                 _run([*command, "action", "compile", *words], how, folder, executable.name, plugin)
             for entry in entries:
                 progress.step(entry.name)
                 out = folder / "out" / f"{entry.name}.xla"
                 words = ["--spec", entry.spec, "--key", entry.key, "--output", out, "--entry", f"{out}.json"]
-                plugin = (plugins or {}).get(_platform(entry))
+                plugin = plugins.get(_platform(entry))
                 _run([*command, "action", "jax-compile", *words], how, folder, entry.name, plugin)
         for artifact in traced:
             name = f"{artifact.name}.exported"
@@ -232,23 +222,19 @@ def _constants(artifact: Export, outs: Sequence[Path]) -> list[str]:
         return lines
 
 
-def first_difference(first: bytes, second: bytes, platform: str = "cpu") -> tuple[str, list[str]]:
-    """Return the first different layer of two artifacts of one kind, and a diff of it.
+def first_difference(both: bytes, length: int, platform: str) -> tuple[str, list[str]]:
+    """Return the first different layer of two artifacts of one kind, and a diff of it; jaxlib may end the process.
 
-    platform: of the executables, if they are such.
+    both: one behind the other. length: of the first. platform: of the executables, if they are such.
     Layers: of an exported artifact "StableHLO" and "container"; of an executable those of its backend, for a CPU
     "optimized HLO", "buffer assignment", "object code" and "container"; of a text file "text".
     """
+    first, second = both[:length], both[length:]
     layers = zip(_layers(first, platform), _layers(second, platform), strict=False)
     for (layer, left, readable), (_, right, other) in layers:
         if left != right:
             return layer, _diff(readable, other, left, right)
     return "container", _diff([], [], first, second)
-
-
-def difference(both: bytes, length: int, platform: str) -> list[Any]:
-    """Return `first_difference` of two artifacts in a row; jaxlib may end the process. length: of the first."""
-    return list(first_difference(both[:length], both[length:], platform))
 
 
 def _compare(files: Sequence[Path], platform: str = "cpu") -> list[str]:
@@ -258,7 +244,7 @@ def _compare(files: Sequence[Path], platform: str = "cpu") -> list[str]:
     for i, j in ((0, 1), (0, 2), (1, 2)):
         if data[i] != data[j]:
             try:  # who built the first one may be a stranger
-                layer, lines = child.call(difference, data[i] + data[j], len(data[i]), platform)
+                layer, lines = child.call(first_difference, data[i] + data[j], len(data[i]), platform)
             except ValueError as error:
                 layer, lines = "container", [f"what is in it cannot be read: {error}"]
             more = [f"    ... {len(lines) - _SHOWN} lines more"] if len(lines) > _SHOWN else []

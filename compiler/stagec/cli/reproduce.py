@@ -38,13 +38,7 @@ def run(options: Options) -> Answer:
     retrace = not options.executables_only
     with Progress("reproduce", 2 * (len(exports) * retrace + len(executables) + len(entries))) as progress:
         differences, unpromised, count = reproduce(
-            exports,
-            executables,
-            options.import_root,
-            plugins=plugins,
-            progress=progress,
-            retrace=retrace,
-            entries=entries,
+            exports, executables, options.import_root, plugins, progress, retrace, entries
         )
     lines = [
         *differences,
