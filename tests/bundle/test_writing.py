@@ -4,7 +4,6 @@ Modules: `bundle/description.py`, `bundle/index.py`, `bundle/sources.py`, `cli/a
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -140,15 +139,12 @@ def test_bundling_takes_no_package(zoo: Path, tmp_path: Path) -> None:
     """Descriptions have all that the index needs, so neither jaxlib nor numpy is imported."""
     stem, output = zoo.parent / "zoo.loop", tmp_path / "zoo.aot"
     done = stagec(
-        *("action", "bundle", "--name", "zoo", "--version", "1", "--output", output, "--json"),
+        *("action", "bundle", "--name", "zoo", "--version", "1", "--output", output),
         *("--export", f"zoo.loop:{stem}.exported:{stem}.spec:{stem}.exported.json"),
         *("--executable", f"zoo.loop.cpu:{stem}.cpu.xla:{stem}.cpu.json:{stem}.cpu.stablehlo.mlirbc"),
         env={"PYTHONPATH": str(COMPILER)},
     )
     assert not done.stderr or " warning: JAX promises " in done.stderr.splitlines()[0]
-    told = json.loads(done.stdout)
-    assert told["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
-    assert told["bytes"] == output.stat().st_size
     Archive(output).check_all()
 
 

@@ -626,14 +626,6 @@ def test_a_module_has_no_jaxpr(tmp_path: Path) -> None:
     assert done.returncode == 2
 
 
-def test_json_says_what_was_written(workspace: Path) -> None:
-    (workspace / "f.spec").write_text(to_json(spec()))
-    arguments = ("action", "export", "--json", "--spec", "f.spec", "--output", "out/f.exported", "--import-root", ".")
-    report = json.loads(stagec(*arguments, cwd=workspace).stdout)
-    assert report["function"] == "f"
-    assert report["bytes"] == (workspace / "out" / "f.exported").stat().st_size
-
-
 _IMPORTED = """
 import json, sys
 from stagec.cli import main

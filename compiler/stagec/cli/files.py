@@ -164,9 +164,7 @@ class Sums:
 
 def digest(data: bytes) -> dict[str, object]:
     """Return the same of what was written at once."""
-    sums = Sums()
-    list(sums.of([data]))
-    return sums.to_plain()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 class Answer(NamedTuple):

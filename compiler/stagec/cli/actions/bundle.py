@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer, Options, Sums, on_disk, pair, read, read_text, read_weights, split, write_parts
+from stagec.cli.files import Options, on_disk, pair, read, read_text, read_weights, split, write_parts
 from stagec.core.messages.errors import Problem, StagecError, blaming
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def preload() -> None:
     import stagec.bundle.writing  # noqa: F401
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     from stagec.core.builds import specs
     from stagec.core.messages import phases
 
@@ -49,18 +49,16 @@ def run(options: Options) -> Answer:
     ]
     weights = read_weights(options.weights)
     external = _described(options.external_weights)
-    sums = Sums()
     try:
         members = gather(options.name, options.version, exports, executables, weights, external)
         index = index_of(members, options.output)
         if options.serves:
             _check_served(index, options.serves, exports)
         # Weights and executables are larger than memory may be: they are copied from file to file.
-        write_parts(options.output, sums.of(pieces(members)) if options.json else pieces(members))
+        write_parts(options.output, pieces(members))
     except ValueError as error:
         raise StagecError(Problem(options.output, "", str(error))) from error
     _warn_of_an_end(index, exports)
-    return Answer({"name": options.name, "output": options.output, **sums.to_plain()})
 
 
 def _warn_of_an_end(index: Mapping[str, Any], exports: Sequence[Export]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagec.cli.files import Answer, Options, read, read_text, write_parts
+from stagec.cli.files import Options, read, read_text, write_parts
 from stagec.core.messages.errors import Problem, StagecError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ OPTIONS = {
 }
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     from stagec.bundle.description import Description
     from stagec.bundle.index import numbers
     from stagec.checking import crossing
@@ -38,7 +38,7 @@ def run(options: Options) -> Answer:
         results = crossing.called(read(options.executable), described)
         if not options.results:
             write_parts(options.output, [crossing.in_bytes(results)])
-            return Answer({"output": options.output})
+            return
         what = crossing.differs(results, described, read(options.results))
     except ValueError as error:
         what = str(error)
@@ -46,7 +46,6 @@ def run(options: Options) -> Answer:
         write = f'compile it for that release: jaxlib = ["{made_with}", "{here}"] (docs/fleet.md)'
         raise _problem(described, f"with jaxlib {here}: {what}", write).of(options.label)
     write_parts(options.output, [here_too.to_json().encode()])
-    return Answer({"output": options.output})
 
 
 def _problem(described: Description, what: str, write: str) -> StagecError:

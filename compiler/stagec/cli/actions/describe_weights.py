@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from stagec.cli.files import Answer, Options, write_whole
+from stagec.cli.files import Options, write_whole
 from stagec.core.messages.errors import blaming
 
 OPTIONS = {
@@ -18,7 +18,7 @@ def preload() -> None:
     import stagec.bundle.external  # noqa: F401
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     from stagec.bundle import external
 
     with blaming(options.weights, what="not a safetensors file: "):
@@ -26,4 +26,3 @@ def run(options: Options) -> Answer:
     if copied := external.copied(described["arrays"]):
         print(f"{options.weights}: {copied}", file=sys.stderr)
     write_whole(options.output, f"{json.dumps(described)}\n".encode())
-    return Answer(described)

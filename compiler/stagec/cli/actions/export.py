@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from stagec.cli.files import Answer, Options, digest, write_asked, write_whole
+from stagec.cli.files import Options, write_asked, write_whole
 from stagec.cli.options import FUNCTION, tracing
 from stagec.core.messages import phases
 
@@ -34,7 +34,7 @@ def preload() -> None:
         warming.warm()
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     with tracing(options) as spec:
         with phases.phase("import"):
             from stagec.building import by_device, export_description, readers
@@ -56,4 +56,3 @@ def run(options: Options) -> Answer:
         versions = frontend.versions(spec)
         description = export_description.describe(spec, serialized, versions, bound, large, parameters, premises)
         write_asked(options.description, description.encode())
-        return Answer({"function": spec.name, "output": options.output, **digest(serialized)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from stagec.cli.files import Answer, Options, read, read_arrays, read_weights, write_parts
+from stagec.cli.files import Options, read, read_arrays, read_weights, write_parts
 from stagec.cli.options import FUNCTION, tracing
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def preload() -> None:
     eager.find_code()
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     with tracing(options) as spec:
-        return write(options, spec, read_arrays(options.inputs) if options.inputs else None)
+        write(options, spec, read_arrays(options.inputs) if options.inputs else None)
 
 
-def write(options: Options, spec: FunctionSpec, given: dict[str, Any] | None = None) -> Answer:
+def write(options: Options, spec: FunctionSpec, given: dict[str, Any] | None = None) -> None:
     """Write the inputs and outputs of a function to the file of `ARRAYS`. given: its inputs, by name."""
     from stagec.bundle import safetensors
     from stagec.bundle.binding import Bindings
@@ -55,4 +55,3 @@ def write(options: Options, spec: FunctionSpec, given: dict[str, Any] | None = N
     except ValueError as error:
         raise spec.problem("golden", str(error), "leave golden out") from error
     write_parts(options.output, parts)
-    return Answer({name: str(tensor.aval) for name, tensor in golden_values.items()})

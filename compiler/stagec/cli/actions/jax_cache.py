@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, read, read_text, split, write_below, write_whole
+from stagec.cli.files import Options, read, read_text, split, write_below, write_whole
 from stagec.cli.options import value
 from stagec.core.messages.errors import Problem, StagecError, blaming
 from stagec.jaxcache import jax_entries
@@ -33,7 +33,7 @@ def _tar(folder: Path, name: str) -> bytes:
     return content.getvalue()
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     owners: dict[str, str] = {}
     entries = []
     Path(options.output).mkdir(parents=True, exist_ok=True)
@@ -59,4 +59,3 @@ def run(options: Options) -> Answer:
     write_below(options.output, jax_entries.INDEX, [jax_entries.to_json(entries).encode()])
     if options.layer:
         write_whole(options.layer, _tar(Path(options.output), Path(options.layer).stem))
-    return Answer({"output": options.output, "executables": len(options.entry), "entries": len(owners)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, digest, read, read_packages, read_text, split, write_whole
+from stagec.cli.files import Options, read, read_packages, read_text, split, write_whole
 from stagec.core.messages.errors import blaming
 
 OPTIONS = {
@@ -24,7 +24,7 @@ def preload() -> None:
     import stagec.trust.sbom  # noqa: F401
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     from stagec.bundle.archive import Archive
     from stagec.trust import provenance, sbom
     from stagec.trust.attestation import Subject
@@ -44,4 +44,3 @@ def run(options: Options) -> Answer:
     statement = provenance.statement(subject, described, specs, sources, environments, examined)
     write_whole(options.output, statement.encode())
     write_whole(options.sbom, sbom.bill_of_materials(subject, environments).encode())
-    return Answer({"output": options.output, **digest(statement.encode())})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagec.cli.actions import golden
-from stagec.cli.files import Answer, Options, read_text
+from stagec.cli.files import Options, read_text
 from stagec.cli.options import IMPORT_ROOTS
 
 OPTIONS = {
@@ -14,7 +14,7 @@ OPTIONS = {
 }
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     from stagec.backends.cpu import compiler
     from stagec.core.builds import specs
 
@@ -23,4 +23,4 @@ def run(options: Options) -> Answer:
     assert isinstance(target, specs.CpuTarget)
     compiler.prepare_process(target)
     with compiler.presented(target):
-        return golden.write(options, spec)
+        golden.write(options, spec)

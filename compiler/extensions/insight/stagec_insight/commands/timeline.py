@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stagec.cli.files import Answer, Options, digest, read_text, write_whole
+from stagec.cli.files import Options, read_text, write_whole
 
 OPTIONS = {
     "hlo": "the optimized program, as HLO text (output group hlo_after)",
@@ -14,7 +14,7 @@ OPTIONS = {
 }
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     from stagec.backends.compilation import backend
     from stagec.bundle.description import Description
     from stagec.core.builds import naming
@@ -26,6 +26,5 @@ def run(options: Options) -> Answer:
     name = ", ".join(filter(None, (name, naming.bucket(spec.bucket))))
     description = Description.from_json(read_text(options.description))
     hardware = backend(spec.target.platform).hardware(spec.target)
-    trace = timelines.of(name, Path(options.hlo).read_text("utf-8"), description, hardware).encode()
-    write_whole(options.output, trace)
-    return Answer({"kind": "timeline", "output": options.output, **digest(trace)})
+    trace = timelines.of(name, Path(options.hlo).read_text("utf-8"), description, hardware)
+    write_whole(options.output, trace.encode())

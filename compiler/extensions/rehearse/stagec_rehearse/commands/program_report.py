@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagec.cli.files import Answer, Options, digest, split, write_whole
+from stagec.cli.files import Options, split, write_whole
 
 OPTIONS = {
     "--programs PROGRAMS": "the programs.toml",
@@ -12,12 +12,10 @@ OPTIONS = {
 }
 
 
-def run(options: Options) -> Answer:
+def run(options: Options) -> None:
     from stagec_rehearse import page, programs, report
 
     parts = [split(text, 3) for text in options.costs]
     costs = {(target, key): programs.costs(path) for key, path, target in parts}
     shown = report.of_build(programs.read(options.programs), costs, options.programs)
-    written = page.as_html(shown).encode()
-    write_whole(options.output, written)
-    return Answer({"kind": "report", "output": options.output, **digest(written)})
+    write_whole(options.output, page.as_html(shown).encode())
