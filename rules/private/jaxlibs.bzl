@@ -191,13 +191,20 @@ def compiled_executables(plan, jaxlibs):
                     "architecture = \"%s\" beside its lock" % architecture,
                 )] = None
                 continue
-            fitting = of_architecture
-            plugin = fitting[0].plugins.get(platform) if fitting[0].environment else PLUGINS[platform]
+            jaxlib = of_architecture[0]
+            plugin = jaxlib.plugins.get(platform) if jaxlib.environment else PLUGINS[platform]
             if PLUGINS[platform] and not plugin:
                 problems[said + "nothing says what compiles for %s with this jaxlib\n  write %s_lock beside its lock" %
                                 (platform, platform)] = None
                 continue
-            suffix = ".jaxlib-" + release if fitting[0].environment and release != own else ""
+            suffix = ".jaxlib-" + release if jaxlib.environment and release != own else ""
+            common = {
+                "export": export,
+                "platform": platform,
+                "environment": jaxlib.environment,
+                "suffix": suffix + ("." + architecture if architecture != jaxlibs[0].architecture else ""),
+                "exec_properties": jaxlib.exec_properties,
+            }
             if key == "runs_on":
                 older = [one for one in made if _numbers(one.release) < _numbers(release)]
                 if not older and len(made) < len(releases):
@@ -207,31 +214,8 @@ def compiled_executables(plan, jaxlibs):
                     continue
                 newest = max([_numbers(one.release) for one in older])
                 writer = [one for one in older if _numbers(one.release) == newest][0]
-                crossing.append(struct(
-                    name = name + ".jaxlib-" + release,
-                    export = export,
-                    writer = writer,
-                    platform = platform,
-                    environment = fitting[0].environment,
-                    plugin = None,
-                    suffix = suffix + ("." + architecture if architecture != jaxlibs[0].architecture else ""),
-                    exec_properties = fitting[0].exec_properties,
-                ))
+                crossing.append(struct(name = name + ".jaxlib-" + release, writer = writer, plugin = None, **common))
                 continue
-            made.append(struct(
-                release = release,
-                name = name + suffix,
-                environment = fitting[0].environment,
-                exec_properties = fitting[0].exec_properties,
-            ))
-            executables.append(struct(
-                name = name + suffix,
-                export = export,
-                spec = spec,
-                platform = platform,
-                environment = fitting[0].environment,
-                plugin = plugin,
-                suffix = suffix + ("." + architecture if architecture != jaxlibs[0].architecture else ""),
-                exec_properties = fitting[0].exec_properties,
-            ))
+            made.append(struct(name = name + suffix, release = release, **common))
+            executables.append(struct(name = name + suffix, spec = spec, plugin = plugin, **common))
     return struct(executables = executables, crossing = crossing, problems = problems.keys())
