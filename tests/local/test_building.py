@@ -467,7 +467,7 @@ def test_a_worker_that_ended_is_not_asked_again(tmp_path: Path, monkeypatch: pyt
     with Pool(Store(tmp_path / "store")) as pool:
         pool.begin(Workspaces(tmp_path / "workspace", "w", [], [], {}), [], {})
         action = actions.Action("x", "action export", [], [], ["stagec-out/x"])
-        assert pool.run(action, [], pool.worker(action)).response.exit_code == 1
+        assert pool.run(action, [], pool.worker(action)).exit_code == 1
         assert not pool.is_idle(action)
         assert pool.prepare([action])  # another one may start
 
@@ -577,7 +577,7 @@ def test_a_damaged_input_is_noticed(tmp_path: Path) -> None:
     """Before an action reads it: what that makes would be kept as made of something else."""
     with (store := Store(tmp_path / "store")).execution_root() as root:
         (root / "made").write_bytes(b"made")
-        digest, _ = store.keep("0" * 64, root, ["made"], {}, 0.0).outputs["made"]
+        digest, _ = store.keep("0" * 64, root, ["made"], {}).outputs["made"]
     blob = tmp_path / "store" / "blobs" / digest[:2] / digest[2:]
     for look in (lambda store: store.place(digest, tmp_path / "input"), lambda store: store.read(digest)):
         blob.unlink()
@@ -593,7 +593,7 @@ def test_a_damaged_input_is_noticed(tmp_path: Path) -> None:
 
 def test_a_record_of_another_stagec_is_a_miss(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    for text in ("[[{}, {}, 1.0]]", '[[{}, {"x": 1}, 1.0, {}]]', "[[{}, [], 1.0, {}]]", "5", "["):
+    for text in ("[[{}, {}]]", "[[{}, {}, 1.0, {}]]", '[[{}, {"x": 1}, {}]]', "[[{}, [], {}]]", "5", "["):
         (store.folder / "actions" / "key.json").write_text(text)
         assert store.find("key") == []
         assert store.trim(0) == 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from stagec.local import environment
 from stagec.local.actions import OUT, Action
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
 
 _Kind = tuple[str, str]
 """What a worker is for: a command, and the packages that it has."""
-
-
-class Done(NamedTuple):
-    """How an action ended, and the seconds that it took."""
-
-    response: Response
-    seconds: float
 
 
 class Pool:
@@ -88,16 +80,14 @@ class Pool:
         kind = self._kind(action)
         return self._idle[kind].pop() if self._has_idle(kind) else self._start(kind)
 
-    def run(self, action: Action, inputs: Sequence[str], client: Client | None) -> Done:
+    def run(self, action: Action, inputs: Sequence[str], client: Client | None) -> Response:
         """Do an action, with the worker for it."""
-        started = time.monotonic()
         if client is None:
-            response = self._alone(action)
-        else:
-            outputs = [*action.outputs, *([action.unread] if action.runs_model else [])]
-            response = client.run(action.arguments, inputs, outputs)
-            self._idle[self._kind(action)].append(client)
-        return Done(response, time.monotonic() - started)
+            return self._alone(action)
+        outputs = [*action.outputs, *([action.unread] if action.runs_model else [])]
+        response = client.run(action.arguments, inputs, outputs)
+        self._idle[self._kind(action)].append(client)
+        return response
 
     def is_idle(self, action: Action) -> bool:
         """Return whether an action can be done without a new worker."""

@@ -103,7 +103,7 @@ class Remote:
                     reads = {name: digests(name) for name in names} if digests else {}
                 except (KeyError, OSError, StagecError):  # a source that is not there any more
                     continue
-                if made := self._result(Made(reads, {}, 0.0, {}), key, outputs):
+                if made := self._result(Made(reads, {}, {}), key, outputs):
                     return made
         except Fault as fault:
             self._fault = str(fault)

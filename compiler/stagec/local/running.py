@@ -23,8 +23,9 @@ from stagec.local.store import Digests, Made, Store
 if TYPE_CHECKING:
     from concurrent import futures
 
-    from stagec.local.pool import Done, Pool
+    from stagec.local.pool import Pool
     from stagec.local.remote import Remote
+    from stagec.worker.protocol import Response
 
 _FORMAT = 1
 """Of keys."""
@@ -135,7 +136,7 @@ class Runner:
     def _run(self, waiting: list[Action], pool: Pool, jobs: int, keep_going: bool, progress: Progress) -> None:
         from concurrent import futures  # a build in which nothing has changed need not wait for it
 
-        running: dict[futures.Future[Done], Action] = {}
+        running: dict[futures.Future[Response], Action] = {}
         pool.begin(self._workspace, [self._workspace.facts, *self._facts.values()], self._build.written)
         executor = futures.ThreadPoolExecutor(jobs)
         try:
@@ -259,9 +260,8 @@ class Runner:
         each = (time.monotonic() - self._since) / len(self.outcome.ran)
         return f"{text}  about {each * (waiting + len(running)) + 1:.0f} s left"
 
-    def _take(self, action: Action, done: Done, pool: Pool) -> None:
+    def _take(self, action: Action, response: Response, pool: Pool) -> None:
         """Take what an action made, or what it said of its failure."""
-        response, seconds = done
         self.outcome.ran[action.command, action.name] = self.why(action)
         # A model ran: a link is not a file that the action wrote, whatever it leads to.
         missing = [
@@ -286,7 +286,7 @@ class Runner:
         if output:
             self.outcome.said[output] = None
         key = self._key(action)
-        made = self._store.keep(key, pool.root, action.outputs, reads, seconds, self._given(action))
+        made = self._store.keep(key, pool.root, action.outputs, reads, self._given(action))
         self._note(action, key, made)
         if self._remote:
             self._remote.keep(key, made, action.runs_model)

@@ -37,13 +37,12 @@ _FRESH = 2.0
 class Made(NamedTuple):
     """What an action made once.
 
-    reads: the digests of the sources that it read. outputs: digest and bytes, by path. seconds: how long that took.
+    reads: the digests of the sources that it read. outputs: digest and bytes, by path.
     given: what is in its key, by names of files and of other things.
     """
 
     reads: Mapping[str, str]
     outputs: Mapping[str, tuple[str, int]]
-    seconds: float
     given: Mapping[str, str]
 
     def of(self, key: str) -> str:
@@ -77,8 +76,8 @@ class Store:
     def _made(self, record: Path) -> list[Made]:
         try:
             return [
-                Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, seconds, given)
-                for reads, outputs, seconds, given in json.loads(record.read_bytes())
+                Made(reads, {name: (of, size) for name, (of, size) in outputs.items()}, given)
+                for reads, outputs, given in json.loads(record.read_bytes())
             ]
         except (OSError, ValueError, TypeError, AttributeError):  # damaged, or of another stagec
             return []
@@ -141,7 +140,6 @@ class Store:
         root: Path,
         outputs: Sequence[str],
         reads: Mapping[str, str],
-        seconds: float = 0.0,
         given: Mapping[str, str] | None = None,
     ) -> Made:
         """Take the outputs of an action that are there, and remember them. Raises StagecError: a full disk."""
@@ -163,7 +161,7 @@ class Store:
                     path.rename(blob)
                 self.place(digest, path)
                 taken[name] = digest, size
-        made = Made(reads, taken, seconds, given or {})
+        made = Made(reads, taken, given or {})
         self.note(key, made)
         return made
 
