@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from stagec.bundle import index as bundle_index
 from stagec.bundle.archive import INDEX, Archive, encode_index, read_index
-from stagec.bundle.index import FUNCTIONS, LARGEST
+from stagec.bundle.index import FUNCTIONS, LARGEST, NAMES
 from stagec.bundle.members import Content, Stored, pieces, split
 from stagec.core.builds import naming
 from stagec.core.data.strict_json import difference, shown
@@ -134,8 +134,7 @@ def _changed(
     index `after`.
     """
     listed, base = after["members"], after["base"]
-    keys = ("executable", "description", "stablehlo")
-    parts = [entry[key] for entry in itertools.chain(*added.values()) for key in keys]
+    parts = [entry[key] for entry in itertools.chain(*added.values()) for key in NAMES]
     more = {name: listed[name] for name in [*parts, base["index"], base["functions"]]}
     if listed[base["functions"]] != before["members"][FUNCTIONS]:
         return "base.functions"

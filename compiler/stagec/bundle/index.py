@@ -46,8 +46,10 @@ _DATE = json_shapes.matching("unknown|[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such 
 _FILE = json_shapes.matching(rf"{paths.PLAIN}\.safetensors", "a path of a .safetensors file")
 MEMBER = json_shapes.shape({"sha256": json_shapes.sha256, "bytes": int})
 
+NAMES = ("executable", "description", "stablehlo")
+"""The keys of an executable's entry that name members."""
 _EXECUTABLE = {
-    **dict.fromkeys(("target", "executable", "description", "stablehlo"), str),
+    **dict.fromkeys(("target", *NAMES), str),
     "bucket": {...: int},
     "nr_devices": int,
     "custom_calls": {...: str},
@@ -208,7 +210,7 @@ def _check_executables(where: str, function: Mapping[str, Any], index: Mapping[s
     for i, executable in enumerate(function["executables"]):
         at = f"{where}[{i}]"
         _check_named(f"{at}.target", executable["target"], index["targets"], "target")
-        for key in ("executable", "description", "stablehlo"):
+        for key in NAMES:
             _check_named(f"{at}.{key}", executable[key], index["members"], "member")
         missing = sorted(names - executable["bucket"].keys())
         if missing:
@@ -285,20 +287,14 @@ def _check_bound(where: str, function: Mapping[str, Any], weights: Mapping[str, 
             raise ValueError(f"{where}[{i}]: the argument is {wanted}, the weight {given}")
 
 
-def executable_entry(description: Description, executable: str, member: str, stablehlo: str) -> dict[str, Any]:
-    """Return the index's entry of an executable: everything that decides whether a process can run it.
-
-    executable, member, stablehlo: names of the members with the executable, its description and its StableHLO module.
-    """
+def executable_entry(description: Description) -> dict[str, Any]:
+    """Return the index's entry of an executable, without `NAMES`: all that decides whether a process can run it."""
     return {
         "target": description.target.name,
         "bucket": dict(description.bucket),
         "nr_devices": description.nr_devices,
         "custom_calls": dict(description.custom_calls),
         "versions": dict(description.versions),
-        "executable": executable,
-        "description": member,
-        "stablehlo": stablehlo,
     }
 
 
@@ -315,18 +311,14 @@ def describe(index: Mapping[str, Any], artifact: str, entry: Mapping[str, Any], 
     """
     description = Description.from_json(text)
     members = index["members"]
-    names = entry["executable"], entry["description"], entry["stablehlo"]
+    exported = index["functions"][artifact]["exported"]
     pairs = (
         ("the function", artifact, description.artifact),
-        ("the entry", entry, executable_entry(description, *names)),
+        ("the entry", entry, executable_entry(description) | {key: entry[key] for key in NAMES}),
         ("the target", index["targets"][entry["target"]], target_entry(description)),
         ("the executable", members[entry["executable"]]["sha256"], description.executable_sha256),
         ("the StableHLO module", members[entry["stablehlo"]]["sha256"], description.stablehlo_sha256),
-        (
-            "the exported artifact",
-            members[index["functions"][artifact]["exported"]]["sha256"],
-            description.exported_sha256,
-        ),
+        ("the exported artifact", members[exported]["sha256"], description.exported_sha256),
     )
     for what, listed, described in pairs:
         if listed != described:

@@ -152,7 +152,7 @@ def strip(archive: Archive) -> dict[str, Content]:
     kept = {weight["member"] for weight in archive.index["weights"].values() if "member" in weight}
     for function in functions.values():
         for entry in (function, *function["executables"]):
-            kept |= {entry[key] for key in ("exported", "executable", "description", "stablehlo") if key in entry}
+            kept |= {entry[key] for key in ("exported", *index.NAMES) if key in entry}
     result = {key: value for key, value in archive.index.items() if key != "base"} | {"functions": functions}
     return bundle_members(result, {name: Stored(archive, name) for name in kept})
 
@@ -309,5 +309,4 @@ def _entry_of(
         raise Inconsistent(f"{member.name}: the description belongs to a different executable")
     if digest(member.stablehlo) != description.stablehlo_sha256:
         raise Inconsistent(f"{member.name}: the description belongs to a different StableHLO module")
-    entry = index.executable_entry(description, "", "", "")
-    return artifact, entry, index.target_entry(description), member
+    return artifact, index.executable_entry(description), index.target_entry(description), member
