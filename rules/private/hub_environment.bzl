@@ -3,7 +3,7 @@
 An action collects them into one folder. Bazel knows each file of it, so it needs no repository rule and no lock.
 """
 
-load("//rules/private:python_environment.bzl", "EXAMINED", "EXAMINED_JAXLIB", "EXAMINED_PLUGIN", "INTERPRETER", "INTERPRETER_FLAGS", "TARGET", "declared_interpreter", "find_python", "python_environment")
+load("//rules/private:python_environment.bzl", "EXAMINED", "EXAMINED_JAXLIB", "EXAMINED_PLUGIN", "INTERPRETER", "INTERPRETER_FLAGS", "declared_interpreter", "environment_target", "find_python", "python_environment")
 load("//rules/private:python_library.bzl", "python_imports", "sources_of")
 
 # The repository of each environment, and what its packages must be among; of a|b one. The first is the toolchain's.
@@ -73,34 +73,31 @@ def _hub_environment_impl(repository_ctx):
     declared = declared_interpreter(repository_ctx.attr)
     python = find_python(repository_ctx, declared)
     attributes = dict(
-        abi = repr(python.abi),
-        emulated = None,
-        execution_interpreter = repr(declared.interpreter or python.interpreter),
-        execution_packages = repr(""),
-        execution_version = repr(declared.version or python.version),
-        fingerprint = repr(":fingerprint"),
-        interpreter = repr(python.interpreter),
-        packages = repr(":list"),
-        site_packages = repr(":collected"),
-        version = repr(python.version),
+        abi = python.abi,
+        execution_interpreter = declared.interpreter,
+        execution_version = declared.version,
+        fingerprint = ":fingerprint",
+        interpreter = python.interpreter,
+        packages = ":list",
+        site_packages = ":collected",
+        version = python.version,
     )
 
     # Which libraries these are is known when an action has collected them: the row of a known one is empty.
     platform = repository_ctx.attr.platform
     examined = EXAMINED_PLUGIN.format(platform = platform, environment = None) if platform else EXAMINED_JAXLIB
-    row = repr([":examined_" + (platform or "cpu")])
     repository_ctx.file("BUILD", "".join([
         EXAMINED,
         _BUILD.format(
-            interpreter = attributes["execution_interpreter"],
+            interpreter = repr(declared.interpreter or python.interpreter),
             needs = repr(repository_ctx.attr.needs),
             targets = repr(repository_ctx.attr.targets),
             trimmed = repository_ctx.attr.trimmed,
-            version = attributes["execution_version"],
+            version = repr(declared.version or python.version),
         ),
-        TARGET.format(name = repr("packages"), examined = "[]", **attributes),
+        environment_target(name = "packages", **attributes),
         examined,
-        TARGET.format(name = repr("environment"), examined = row, **attributes),
+        environment_target(name = "environment", examined = [":examined_" + (platform or "cpu")], **attributes),
     ]), executable = False)
     repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
 

@@ -150,23 +150,17 @@ genrule(
 )
 """
 
-TARGET = """
-environment(
-    name = {name},
-    abi = {abi},
-    emulated = {emulated},
-    examined = {examined},
-    execution_interpreter = {execution_interpreter},
-    execution_packages = {execution_packages},
-    execution_version = {execution_version},
-    fingerprint = {fingerprint},
-    interpreter = {interpreter},
-    packages = {packages},
-    site_packages = {site_packages},
-    version = {version},
-    visibility = ["//visibility:public"],
-)
-"""
+def environment_target(**attributes):
+    """What declares an `environment` in a BUILD file.
+
+    Args:
+      **attributes: its attributes.
+
+    Returns:
+      string.
+    """
+    lines = ["    %s = %r,\n" % (name, value) for name, value in attributes.items()]
+    return "\nenvironment(\n%s    visibility = [\"//visibility:public\"],\n)\n" % "".join(lines)
 
 # An environment with a library that stagec does not know has its packages in a target of their own: an action examines
 # them, and the environment of other actions has the row.
@@ -247,26 +241,26 @@ def _install(repository_ctx, lock, display, declared, uv = [], more = "", archit
     repository_ctx.file("interpreter.txt", python.interpreter + "\n", executable = False)
     implementation, tag, here, system = python.abi.split("-", 3)
     attributes = dict(
-        abi = repr("-".join([implementation, tag, architecture or here, system])),
-        emulated = repr(str(emulated)) if emulated else None,
-        execution_interpreter = repr(declared.interpreter or python.interpreter),
-        execution_packages = repr(declared.packages),
-        execution_version = repr(declared.version or python.version),
-        fingerprint = repr("fingerprint.txt"),
-        interpreter = repr(python.interpreter),
-        packages = repr("packages.json"),
-        site_packages = repr("site-packages"),
-        version = repr(python.version),
+        abi = "-".join([implementation, tag, architecture or here, system]),
+        emulated = str(emulated) if emulated else None,
+        execution_interpreter = declared.interpreter,
+        execution_packages = declared.packages,
+        execution_version = declared.version,
+        fingerprint = "fingerprint.txt",
+        interpreter = python.interpreter,
+        packages = "packages.json",
+        site_packages = "site-packages",
+        version = python.version,
     )
 
     # An emulator starts no other processes, which an examination does.
     unknown = [] if emulated else repository_ctx.read("unknown.txt").splitlines()
     examined = [":examined_" + platform for platform in unknown]
-    environments = TARGET.format(name = repr("environment"), examined = repr(examined), **attributes)
+    environments = environment_target(name = "environment", examined = examined, **attributes)
     if unknown:
         jaxlib = getattr(repository_ctx.attr, "jaxlib", "")
         of_plugins = repr("@%s//:environment" % jaxlib) if jaxlib else None
-        environments = EXAMINED + TARGET.format(name = repr("packages"), examined = "[]", **attributes) + "".join([
+        environments = EXAMINED + environment_target(name = "packages", **attributes) + "".join([
             EXAMINED_JAXLIB if one == "cpu" else EXAMINED_PLUGIN.format(platform = one, environment = of_plugins)
             for one in unknown
         ]) + environments
