@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stagec.backends import plugins
 from stagec.backends.compilation import CannotCompile, CompiledModule, Hardware, cost, memory
-from stagec.backends.gpu import amd, code_objects, container, convolutions, kernels, nvidia
+from stagec.backends.gpu import amd, code_objects, container, kernels, nvidia
 from stagec.core.builds import releases
 from stagec.core.builds.platforms import Plugin
 from stagec.core.builds.specs import CompilerOption, GpuTarget
@@ -161,6 +161,8 @@ def compile_module(module: ir.Module, target: GpuTarget, mesh: Sequence[int], op
     another than this jaxlib's, when XLA refuses the module or an option, when there are results of autotuning but
     none for one of the module's kernels, and when a convolution would not run.
     """
+    from stagec.backends.gpu import convolutions  # it imports jaxlib, which `prepare_process` comes before
+
     device, available = _described(target)
     count = math.prod(mesh)
     plugins.check_count(count, available, target.topology)

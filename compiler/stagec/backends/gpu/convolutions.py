@@ -20,13 +20,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from jaxlib.mlir import ir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
-    Value: TypeAlias = ir.Value[Any]
-
+Value: TypeAlias = "ir.Value[Any]"
 _NAMES = ("stablehlo.convolution", "stablehlo.dynamic_conv")
 _MOST = 128
 """Slices that one convolution may become: each is an operation that XLA compiles. 5x5x5 taps are 125."""
@@ -44,8 +43,6 @@ def as_products(module: ir.Module, devices: int = 1) -> int:
 
     devices: over which XLA will split the arrays of `module`.
     """
-    from jaxlib.mlir import ir
-
     convolutions: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
@@ -61,8 +58,6 @@ def as_products(module: ir.Module, devices: int = 1) -> int:
 
 
 def _replaced(convolution: ir.Operation, devices: int) -> bool:
-    from jaxlib.mlir import ir
-
     values = *convolution.operands, *convolution.results
     if convolution.name != _NAMES[0] or not all(map(_static, values)):
         return False
@@ -87,8 +82,6 @@ _OWN = (
 
 
 def _static(value: Value) -> bool:
-    from jaxlib.mlir import ir
-
     plain = ir.FloatType | ir.IntegerType | ir.ComplexType
     made = ir.RankedTensorType(value.type)
     return made.has_static_shape and math.prod(made.shape) > 0 and isinstance(made.element_type, plain)
@@ -105,9 +98,6 @@ class _Convolution:
     """
 
     def __init__(self, operation: ir.Operation, devices: int) -> None:
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.dialects import stablehlo
-
         numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
         self.operation = operation
         self.devices = devices
@@ -154,9 +144,6 @@ class _Convolution:
 
     def result(self) -> Value | None:
         """Return the result with its dimensions in the order of the convolution's; None if it is left as it is."""
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.dialects import stablehlo
-
         taps, positions = math.prod(self.taps), math.prod(self.positions)
         apart, few = self._apart(), min(taps, positions) <= _MOST
         if not apart and not few:
@@ -190,8 +177,6 @@ class _Convolution:
         return major if all(map(max, major, minor)) else []
 
     def _padded(self) -> Value:
-        from jaxlib.mlir.dialects import stablehlo
-
         if not any(map(any, self.padding)) and set(self.spread) == {1}:
             return self.x
         low, high = zip((0, 0), *self.padding, (0, 0), strict=True)
@@ -220,9 +205,6 @@ class _Convolution:
         by_tap: a slice for each tap, with all positions. Otherwise one for each position, with all taps.
         Slices that are too large together become several products, in a loop over one dimension of the slices.
         """
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.dialects import stablehlo
-
         rank = len(self.taps)
         points, sizes, scale, steps = self.taps, self.positions, self.dilation, self.strides
         names, x = f"n{_POSITIONS[:rank]}tf", self.x
@@ -280,9 +262,6 @@ class _Convolution:
 
     def _by_element(self) -> Value:
         """Return the sum over taps where each group has one feature of the input: [batch, positions..., group, out]."""
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.dialects import stablehlo
-
         shape = [self.batch, *self.positions, *self.rows[1:]]
         kernel = _reshaped(self.kernel, [*self.taps, *self.rows[1:]])
         parts = []
@@ -313,9 +292,6 @@ class _Convolution:
 
     def _product(self, x: Value, names: str, kernel: Value, kernel_names: str, element: ir.Type) -> Value:
         """Return the sum over what both have: [batch, positions..., group, out], with the positions that `x` has."""
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.dialects import stablehlo
-
         positions = [name for name in names if name.isupper()]
         wanted = ["n", *positions, "g", "o"]
         if self.groups == 1:
@@ -346,8 +322,6 @@ def _shape(value: Value) -> list[int]:
 
 
 def _bytes(value: Value) -> int:
-    from jaxlib.mlir import ir
-
     element: Any = value.type.element_type
     is_complex = isinstance(element, ir.ComplexType)
     part: Any = element.element_type if is_complex else element
@@ -355,80 +329,55 @@ def _bytes(value: Value) -> int:
 
 
 def _transposed(value: Value, order: Sequence[int]) -> Value:
-    from jaxlib.mlir.dialects import stablehlo
-
     rank = len(_shape(value))
     order = [i % rank for i in order]
     return value if order == list(range(rank)) else stablehlo.transpose(value, order)
 
 
 def _reshaped(value: Value, shape: Sequence[int]) -> Value:
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
-
     if _shape(value) == list(shape):
         return value
     return stablehlo.reshape(ir.RankedTensorType.get(shape, value.type.element_type), value)
 
 
 def _slice(value: Value, start: Sequence[int], end: Sequence[int], strides: Sequence[int] = ()) -> Value:
-    from jaxlib.mlir.dialects import stablehlo
-
     return stablehlo.slice(value, start, end, strides or [1] * len(start))
 
 
 def _as_type(value: Value, element: ir.Type) -> Value:
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
-
     if value.type.element_type == element:
         return value
     return stablehlo.convert(ir.RankedTensorType.get(_shape(value), element), value)
 
 
 def _zeros(element: ir.Type, shape: Sequence[int] = ()) -> Value:
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
-
     zero = "0" if isinstance(element, ir.IntegerType) else "0.0"
     zero = f"({zero}, {zero})" if isinstance(element, ir.ComplexType) else zero
     return stablehlo.constant(ir.Attribute.parse(f"dense<{zero}> : {ir.RankedTensorType.get(shape, element)}"))
 
 
 def _index(value: int) -> Value:
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
-
     return stablehlo.constant(ir.Attribute.parse(f"dense<{value}> : tensor<i32>"))
 
 
 def _times(index: Value, factor: int) -> Value:
-    from jaxlib.mlir.dialects import stablehlo
-
     return index if factor == 1 else stablehlo.multiply(index, _index(factor))
 
 
 def _part(value: Value, dimension: int, first: Value, size: int) -> Value:
     """Return `size` elements of a dimension, and all of the others."""
-    from jaxlib.mlir.dialects import stablehlo
-
     shape = _shape(value)
     starts = [first if i == dimension else _index(0) for i in range(len(shape))]
     return stablehlo.dynamic_slice(value, starts, [*shape[:dimension], size, *shape[dimension + 1 :]])
 
 
 def _updated(value: Value, dimension: int, first: Value, part: Value) -> Value:
-    from jaxlib.mlir.dialects import stablehlo
-
     starts = [first if i == dimension else _index(0) for i in range(len(_shape(value)))]
     return stablehlo.dynamic_update_slice(value, part, starts)
 
 
 def _looped(times: int, step: Callable[..., Value], first: Value, *others: Value) -> Value:
     """Return `first` after `step(i, first, *others)` was put in its place for i from 0 to `times`."""
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
-
     start = [_index(0), first, *others]
     types = [value.type for value in start]
     loop = stablehlo.WhileOp(types, start)
