@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from jaxlib import _jax
     from jaxlib.mlir import ir
 
-
-ISA: Mapping[str, x86.Isa] = x86.ISA
-"""Instruction sets that a target may name, least demanding first."""
-
 _LIBRARY = "libjax_common.so"  # where jaxlib has LLVM and XLA
 
 _RESULT = known_builds.EXECUTABLE["serialized_executable"]
@@ -73,7 +69,7 @@ def environment(target: AnyCpuTarget) -> dict[str, str]:
 
 def _machine(target: AnyCpuTarget) -> x86.Isa | aarch64.Core:
     """Return the CPU that XLA is to see."""
-    return ISA[target.isa] if isinstance(target, CpuTarget) else aarch64.CORES[target.core]
+    return x86.ISA[target.isa] if isinstance(target, CpuTarget) else aarch64.CORES[target.core]
 
 
 def hardware(target: AnyCpuTarget) -> Hardware:
@@ -98,28 +94,30 @@ def presented(target: AnyCpuTarget) -> Iterator[None]:
         return
     # What LLVM sees is one for the process: a thread that compiles for this machine meanwhile would get the target's
     # code, and an illegal instruction where the target has more.
-    with turns.for_another_machine():
-        code = machine_code.loaded(_LIBRARY)
-        known_builds.known(code, "", target.examined)
-        seen = _machine(target)
-        core = cpuid.patches(code, seen) if isinstance(seen, x86.Isa) else cpuinfo.patches(code, seen)
-        changes = [*core, *cores.patches(code, target.parallelism)]
-        with machine_code.patched([*changes, *hash_seeds.patches(code)]):
-            yield
+    with turns.for_another_machine(), machine_code.patched(changes(target)):
+        yield
+
+
+def changes(target: AnyCpuTarget, everywhere: bool = False) -> list[machine_code.Patch]:
+    """Return the changes to jaxlib's code that `presented` makes.
+
+    everywhere: whether all of jaxlib sees the CPU, and not LLVM alone. Raises as `presented`.
+    """
+    code, seen = machine_code.loaded(_LIBRARY), _machine(target)
+    build = known_builds.known(code, "", target.examined)
+    if isinstance(seen, x86.Isa):
+        if everywhere:
+            known_builds.check_sites(code, build, "every_cpuid")
+        core = [*cpuid.patches(code, seen, everywhere)]
+    else:
+        core = cpuinfo.patches(code, seen)
+    return [*core, *cores.patches(code, target.parallelism), *hash_seeds.patches(code)]
 
 
 def find_code() -> None:
     """Find the sites that `presented` changes, for this process and its forks; jaxlib must be imported."""
     with contextlib.suppress(machine_code.PatchError):  # compiling will say so
-        code = machine_code.loaded(_LIBRARY)
-        known_builds.known(code, "", EXAMINED_HERE)
-        if code.architecture == "aarch64":
-            cpuinfo.sites(code)
-        else:
-            for isa in ISA.values():
-                cpuid.patches(code, isa)
-        cores.patches(code, 1)
-        hash_seeds.patches(code)
+        known_builds.known(machine_code.loaded(_LIBRARY), "", EXAMINED_HERE)
 
 
 def compile_module(

@@ -29,8 +29,8 @@ from stagec.core.builds.specs import (
     CpuTarget,
     FunctionSpec,
 )
-from stagec.hardware import aarch64, x86
-from stagec.patches import another_cpu, cores, cpuid, cpuinfo, hash_seeds, known_builds, machine_code
+from stagec.hardware import x86
+from stagec.patches import another_cpu, machine_code
 from stagec.pjrt import host
 
 _THREADS = str(COMPUTED_ON["parallelism"])
@@ -49,7 +49,6 @@ LIBRARIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 """The variables by which packages take the CPU of `COMPUTED_ON` for that of the machine, by its architecture."""
-_LIBRARY = "libjax_common.so"
 
 
 def prepare_process() -> None:
@@ -108,23 +107,11 @@ def computing(spec: FunctionSpec) -> Iterator[None]:
         raise spec.problem("", what, f"build it on a machine that has {' '.join(sorted(requires))}")
     with contextlib.ExitStack() as changes:
         try:
-            changes.enter_context(machine_code.patched(_patches(target)))
+            changes.enter_context(machine_code.patched(compiler.changes(target, everywhere=True)))
         except machine_code.PatchError as error:
             what = f"what it computes while it is traced would follow this machine: {error}"
             raise spec.problem("", what, error.write) from error
         yield
-
-
-def _patches(target: AnyCpuTarget) -> list[machine_code.Patch]:
-    code = machine_code.loaded(_LIBRARY)
-    build = known_builds.known(code, "", target.examined)
-    core: list[machine_code.Patch]
-    if isinstance(target, CpuTarget):
-        known_builds.check_sites(code, build, "every_cpuid")
-        core = [*cpuid.patches(code, x86.ISA[target.isa], everywhere=True)]
-    else:
-        core = cpuinfo.patches(code, aarch64.CORES[target.core])
-    return [*core, *cores.patches(code, target.parallelism), *hash_seeds.patches(code)]
 
 
 def find_code() -> None:
@@ -132,4 +119,4 @@ def find_code() -> None:
     from jaxlib import _jax  # noqa: F401
 
     with contextlib.suppress(machine_code.PatchError):  # an export will say so
-        _patches(_target(COMPUTED_ON))
+        compiler.changes(_target(COMPUTED_ON), everywhere=True)
