@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxlib import _jax
@@ -15,48 +15,24 @@ from stagec.core.sizes.avals import Aval, holds
 from stagec.core.trees.same import same
 from stagec.core.trees.tree import Tree, TreeMismatch, argument_path
 from stagec.pjrt.arrays import DeviceArray, dtype_of, is_traced, to_numpy, unfit
-from stagec.pjrt.executable import ArraySpecs, Executable
+from stagec.pjrt.executable import Executable
 from stagec.pjrt.prepared import Kinds, Prepared
 from stagec.pjrt.weights import Weight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stagec.bundle.description import Description
     from stagec.core.messages.calls import Call
     from stagec.core.trees.node_types import NodeTypes, Seen
     from stagec.pjrt.static_data import StaticData
 
 
-class Convention(Protocol):
-    """How an executable is called; a `Description`, or an `Interface`."""
-
-    @property
-    def in_tree(self) -> Tree:
-        """Structure of `(args, kwargs)`."""
-
-    @property
-    def in_avals(self) -> tuple[Aval, ...]:
-        """Flat."""
-
-    @property
-    def out_tree(self) -> Tree:
-        """Structure of the result."""
-
-    @property
-    def out_avals(self) -> tuple[Aval, ...]:
-        """Flat."""
-
-    @property
-    def kept_var_idx(self) -> tuple[int, ...]:
-        """Sorted indices of the `in_avals` that the executable takes."""
-
-    @property
-    def donated(self) -> tuple[bool, ...]:
-        """For each of `in_avals`, whether its buffer is consumed by a call."""
-
-
 class Interface(NamedTuple):
-    """A convention without an executable: for the loader to compile, or for a function before a size is known."""
+    """A convention without an executable: for the loader to compile, or for a function before a size is known.
+
+    The fields are those of a `Description`.
+    """
 
     in_tree: Tree
     in_avals: tuple[Aval, ...]
@@ -64,6 +40,10 @@ class Interface(NamedTuple):
     out_avals: tuple[Aval, ...]
     kept_var_idx: tuple[int, ...] = ()
     donated: tuple[bool, ...] = ()
+
+
+Convention: TypeAlias = "Description | Interface"
+"""How an executable is called."""
 
 
 class _Omitted:
@@ -156,8 +136,12 @@ class Signature:
 
         devices: as many as the executable is for. memory_kinds: see `Executable`.
         """
-        parameters, results = self.parameters_and_results()
-        donated = [self.description.donated[i] for i in self.description.kept_var_idx]
+        known = self.description
+        taken = [known.in_avals[i] for i in known.kept_var_idx]
+        parameters, results = (
+            [(tuple(map(int, aval.shape)), dtype_of(aval)) for aval in avals] for avals in (taken, known.out_avals)
+        )
+        donated = [known.donated[i] for i in known.kept_var_idx]
         self.executable = Executable.load(serialized, parameters, results, custom_calls, devices, memory_kinds, donated)
 
     @property
@@ -174,15 +158,6 @@ class Signature:
     def path(self, leaf: int) -> str:
         """Return the path of a leaf in the arguments, with the name of its parameter: `params['w']`."""
         return self.usage.path(self.paths[leaf])
-
-    def parameters_and_results(self) -> tuple[ArraySpecs, ArraySpecs]:
-        """Return shape and dtype of each array that the executable takes, and of each that it gives."""
-        taken = [self.description.in_avals[i] for i in self.description.kept_var_idx]
-        parameters, results = (
-            [(tuple(map(int, aval.shape)), dtype_of(aval)) for aval in avals]
-            for avals in (taken, self.description.out_avals)
-        )
-        return parameters, results
 
     def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
         """Return the leaves as numpy or device arrays of the right dtype. Raises CallError ("structure", "dtype")."""
