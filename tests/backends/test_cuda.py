@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stagec.backends.gpu import compiler as cuda, container, descriptions
+from stagec.core.data import gpu_executables, wire
 from stagec.core.messages.errors import StagecError
 from stagec.hardware import autotuning, cuda as gpus, gpu_devices
 from tests.backends.deviceless import CUSTOM_CALL, OVERLAPPING, compile_again, compile_elsewhere, installed, layer, run
@@ -89,7 +90,9 @@ def test_another_process_makes_the_same_bytes(tmp_path: Path, module: str, mesh:
 @with_plugin
 def test_nothing_of_the_build_machine_is_stored(tmp_path: Path) -> None:
     made = compile_again(tmp_path, "cuda", "l4", layer())
-    assert container.stored_cpu_name(made.executable) == "x86-64-v2"
+    *_, rest = gpu_executables.parts(made.executable)
+    (cpu,) = wire.find(rest, container.FIELDS["cpu_target_machine_options.cpu"])
+    assert cpu == b"x86-64-v2"
     stored = b"".join(data for _, data, _ in cuda.layers(made.executable))
     assert os.fsencode(tmp_path) not in stored
     assert b"site-packages" not in stored

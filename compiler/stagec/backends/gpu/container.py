@@ -108,9 +108,3 @@ def layers(serialized: bytes) -> Iterator[tuple[str, bytes, str]]:
     yield "binary", b"".join(code for _, code in kernels), "".join(f"{line}\n" for line in lines)
     yield "thunks and constants", b"".join([*others, rest]), ""
     yield "container", serialized, ""
-
-
-def stored_cpu_name(serialized: bytes) -> str:
-    """Return LLVM's name of the CPU that an executable says drives the device; "" when none is stored."""
-    *_, rest = gpu_executables.parts(serialized)
-    return _text(rest, FIELDS["cpu_target_machine_options.cpu"])
