@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from stagec.core.builds import naming
-from stagec.core.sizes.avals import Aval
-from stagec.core.sizes.size import DimensionError, evaluate, solve
+from stagec.core.sizes.avals import Aval, evaluate_shape
+from stagec.core.sizes.size import DimensionError, solve
 from stagec.pjrt.calling_convention import OMITTED
 
 _Slices = tuple[slice, ...]
@@ -107,7 +107,7 @@ class Padding:
             sizes,
             bucket,
             tuple(
-                (*shape_of(aval, bucket), *(() if leaf is OMITTED else leaf.shape[len(aval.shape) :]))
+                (*evaluate_shape(aval.shape, bucket), *(() if leaf is OMITTED else leaf.shape[len(aval.shape) :]))
                 for aval, leaf in zip(self._in_avals, leaves, strict=True)
             ),
             tuple(map(self._fill_of, range(len(leaves)))),
@@ -134,10 +134,5 @@ class Padding:
 
     @staticmethod
     def _cut(aval: Aval, sizes: Mapping[str, int], bucket: Mapping[str, int]) -> _Slices | None:
-        shape = shape_of(aval, sizes)
-        return None if shape == shape_of(aval, bucket) else tuple(slice(0, size) for size in shape)
-
-
-def shape_of(aval: Aval, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of an aval with these sizes for its dimensions."""
-    return tuple(dim if isinstance(dim, int) else evaluate(dim, sizes) for dim in aval.shape)
+        shape = evaluate_shape(aval.shape, sizes)
+        return None if shape == evaluate_shape(aval.shape, bucket) else tuple(slice(0, size) for size in shape)

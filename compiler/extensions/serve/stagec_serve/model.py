@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from stagec.checking import trials
 from stagec.core.builds import naming
-from stagec.core.sizes.avals import Aval
+from stagec.core.sizes.avals import Aval, evaluate_shape
 from stagec.core.sizes.size import names_in
 from stagec.core.trees.tree import argument_path
 from stagec.loader.bundle import Bundle
 from stagec.loader.flat import Flat
 from stagec.loader.function import Function
-from stagec.loader.padding import Fit, Padding, shape_of
+from stagec.loader.padding import Fit, Padding
 from stagec.loader.selection import CHOSEN, NO_COMPILE, Offer, Policy, Shapes
 from stagec.pjrt.arrays import to_numpy, zeros
 from stagec.pjrt.calling_convention import OMITTED
@@ -258,7 +258,7 @@ class Model:
 
     def _random(self, bucket: Mapping[str, int], seed: int) -> Arrays:
         """Return inputs of the sizes of a bucket, the same for the same seed."""
-        avals = [Aval(tensor.aval.dtype, shape_of(tensor.aval, bucket)) for tensor in self.interface.inputs]
+        avals = [Aval(tensor.aval.dtype, evaluate_shape(tensor.aval.shape, bucket)) for tensor in self.interface.inputs]
         return random_arrays(avals, seed)
 
     def _why_not_declared(self, rows: str) -> str:
