@@ -287,14 +287,7 @@ def refusal_of(path: Path, **options: Any) -> tuple[str, str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take /proc away")
 def test_without_proc_it_says_why_it_compiles(zoo: Path) -> None:
-    code = """
-import sys, warnings
-import numpy as np, stagec
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    stagec.load(sys.argv[1])["loop"](np.arange(8, dtype=np.float32))
-print(*[warning.message for warning in told if warning.category is RuntimeWarning], sep="\\n")
-"""
+    code = "import sys, numpy as np, stagec; stagec.load(sys.argv[1])['loop'](np.arange(8, dtype=np.float32))"
     words = [
         "unshare",
         "--mount",
@@ -312,8 +305,9 @@ print(*[warning.message for warning in told if warning.category is RuntimeWarnin
     if "Operation not permitted" in done.stderr or "permission denied" in done.stderr.lower():
         pytest.skip("this container may not mount")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{zoo}: loop is compiled here, and its executable for cpu left out: it needs ")
-    assert done.stdout.endswith("cannot be read: /proc/cpuinfo is not there or has no flags; mount /proc\n")
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith(f"{zoo}: loop is compiled here"))
+    assert "not cpu: it needs " in told
+    assert "cannot be read: /proc/cpuinfo is not there or has no flags; mount /proc" in told
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -342,8 +342,6 @@ class Variant:
         compiler = loaded.settings.compiler
         assert compiler is not None
         self._log(offer, shapes)
-        if platform == "cpu" and not loaded.host.cpu_flags:
-            self._warn_of_unknown_cpu(shapes)
         doubt = selection.unknown_release(offer, loaded.host)
         if doubt:
             warnings.warn(f"{loaded.path}: {offer.member} is compiled; {doubt}", RuntimeWarning, stacklevel=2)
@@ -383,13 +381,6 @@ class Variant:
         if self._loaded.archive is None:
             raise CallError("closed", f"{self.name}: the bundle was closed")
         return self._loaded.archive
-
-    def _warn_of_unknown_cpu(self, shapes: Shapes) -> None:
-        """Warn that this compiles and may take long, as stagec cannot tell whether this CPU can run the executable."""
-        refused = next((c for c in self.select(shapes).candidates if c.code == "cpu-feature"), None)
-        if refused is not None:
-            what = f"{self.name} is compiled here, and its executable for {refused.offer.target} left out"
-            warnings.warn(f"{self._loaded.path}: {what}: {refused.reason}", RuntimeWarning, stacklevel=2)
 
     def _describe(self, offer: Offer) -> Description:
         """Return the description of an executable; the first request reads it.
