@@ -160,31 +160,21 @@ def patched(changes: Sequence[Patch]) -> Iterator[None]:
         if _libc().mprotect(probe, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
             raise PatchError(_FORBIDDEN)
     protections = _protections(changes)
-    made: list[tuple[Patch, int]] = []
-    try:
+    with contextlib.ExitStack() as made:
         # The answers come before the jumps to them (`cpuid.patches`): a jump must never lead to memory that is still
         # empty.
         for change, protection in zip(changes, protections, strict=True):
             if ctypes.string_at(change.address, len(change.before)) != change.before:
                 raise PatchError("the code is not as it was found: something else has changed it")
-            made.append((change, protection))
+            made.callback(_undo, change, protection)  # one that fails keeps no other
             _write(change.address, change.after, protection)
         yield
-    finally:
-        _undo(made)
 
 
-def _undo(made: Sequence[tuple[Patch, int]]) -> None:
-    """Undo changes, given with the protection of their pages, the last one first; one that fails keeps no other."""
-    failed: PatchError | None = None
-    for change, protection in reversed(made):
-        try:
-            if ctypes.string_at(change.address, len(change.before)) != change.before:
-                _write(change.address, change.before, protection)
-        except PatchError as error:
-            failed = error
-    if failed:
-        raise failed
+def _undo(change: Patch, protection: int) -> None:
+    """Undo a change, if it was made. protection: of its page."""
+    if ctypes.string_at(change.address, len(change.before)) != change.before:
+        _write(change.address, change.before, protection)
 
 
 def _protections(changes: Sequence[Patch]) -> list[int]:
