@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,33 +134,26 @@ def _round(call: Callable[[], None], threads: int, seconds: float) -> tuple[list
     """Call from several threads for some seconds; return the seconds of each call and of the round."""
     # All begin at once: one that was started first would call alone for a while, and faster.
     ready = threading.Barrier(threads + 1)
-    lengths: list[list[float]] = [[] for _ in range(threads)]
-    failures: list[Exception] = []
 
-    def run(mine: list[float]) -> None:
+    def run() -> list[float]:
+        lengths: list[float] = []
         ready.wait()
-        end = time.perf_counter() + seconds
-        try:
+        now = time.perf_counter()
+        end = now + seconds
+        # At least once, however long a call takes: of none there is no rate.
+        while not lengths or now < end:
+            before = now
+            call()
             now = time.perf_counter()
-            # At least once, however long a call takes: of none there is no rate.
-            while not mine or now < end:
-                before = now
-                call()
-                now = time.perf_counter()
-                mine.append(now - before)
-        except Exception as error:  # noqa: BLE001  # the caller raises it
-            failures.append(error)
+            lengths.append(now - before)
+        return lengths
 
-    running = [threading.Thread(target=run, args=(mine,)) for mine in lengths]
-    for thread in running:
-        thread.start()
-    ready.wait()
-    began = time.perf_counter()
-    for thread in running:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return [length for mine in lengths for length in mine], time.perf_counter() - began
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(run) for _ in range(threads)]
+        ready.wait()
+        began = time.perf_counter()
+    elapsed = time.perf_counter() - began  # the pool has waited for all
+    return [length for calls in running for length in calls.result()], elapsed
 
 
 def descriptions(function: Function, bucket: Mapping[str, int]) -> Sequence[Description]:
