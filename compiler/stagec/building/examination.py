@@ -149,7 +149,7 @@ _RUN = """
 import numpy as np
 from stagec.pjrt import clients, compatibility
 from stagec.pjrt.executable import Executable
-compatibility.hlo_print_options()
+compatibility.hlo().HloPrintOptions.short_parsable()
 values = [np.full(4, x, np.float32) for x in (1, 2, 3, 4)]
 values += [np.arange(5, dtype=np.float32), np.arange(8000000).astype(np.uint8)]
 specs = [(value.shape, value.dtype) for value in values]

@@ -93,7 +93,8 @@ class JaxCalls:
         self._check_clients(leaves, arrays, executable)
         if fit is not None:
             results = fit.cut(signature.call(fit.fill(arrays), donate))
-            return [jax_arrays.put(np.asarray(result), executable.devices[0]) for result in results]
+            put, (device, *_) = sys.modules["jax"].device_put, executable.devices
+            return [put(np.asarray(result), device) for result in results]
         buffers = signature.buffers(arrays, donate)
         for number, i in enumerate(signature.description.kept_var_idx):
             if isinstance(weight := leaves[i], Weight) and not signature.description.donated[i]:

@@ -40,7 +40,8 @@ def refusal(platform: str) -> str:
     if not any(any(_DEVICES.glob(pattern)) for pattern in known.nodes):
         return f"this machine has no {known.device}: no {' or '.join(f'{_DEVICES}/{node}' for node in known.nodes)}"
     vendor, numbers = known.pci
-    if vendor and not any(_read(slot / "vendor") == vendor and _read(slot / "device") in numbers for slot in _slots()):
+    slots = _PCI.glob("*")
+    if vendor and not any(_read(slot / "vendor") == vendor and _read(slot / "device") in numbers for slot in slots):
         return f"this machine has no {known.device}: none on its PCI bus ({_PCI})"
     if library(plugin) is None:
         return f"the plugin for {platform} is not installed: pip install {plugin.distribution}"
@@ -104,10 +105,6 @@ def make_client(platform: str, job: Job | None = None) -> Any:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _slots() -> list[Path]:
-    return list(_PCI.iterdir()) if _PCI.is_dir() else []
 
 
 def _read(path: Path) -> str:

@@ -46,11 +46,6 @@ def hlo() -> Any:
     return importlib.import_module("jaxlib._jax" if numbers() < (0, 10, 2) else "jaxlib._hlo")
 
 
-def hlo_print_options() -> Any:
-    """Return jaxlib's options for HLO text in the short form that XLA's parser reads."""
-    return hlo().HloPrintOptions.short_parsable()
-
-
 def result_handler(aval: Any, sharding: Any, committed: bool = True) -> Any:
     """Return a function from an output buffer to an array of `aval` and `sharding`. committed: JAX does not move it."""
     from jaxlib import _jax

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from jaxlib import _jax
 
 from stagec.core.sizes.avals import Aval
@@ -81,8 +80,3 @@ def as_key(words: Any, aval: Aval) -> Any:
     """Return words that are the result `aval` as JAX's array of keys; others as they are."""
     name = KEYS.get(aval.dtype)
     return words if name is None else sys.modules["jax"].random.wrap_key_data(words, impl=name)
-
-
-def put(values: np.ndarray[Any, Any], device: _jax.Device) -> Any:
-    """Return numpy's array as one of JAX's on a device."""
-    return sys.modules["jax"].device_put(values, device)

@@ -96,7 +96,7 @@ class Lowered(LoweredData):
         module = self.compiler_ir(dialect)
         if dialect != "hlo":
             return str(module.operation.get_asm(enable_debug_info=debug_info))
-        options = compatibility.hlo_print_options()
+        options = compatibility.hlo().HloPrintOptions.short_parsable()  # the form that XLA reads
         options.print_metadata = debug_info
         return str(module.as_hlo_module().to_string(options))
 

@@ -7,6 +7,7 @@ and with what ptxas says of spills. No tool of NVIDIA's is needed here.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -85,7 +86,7 @@ def _functions(code: bytes) -> dict[str, Function]:
             spills=sum(_access(text, at) for at in _spills(text, attributes.get(_ANNOTATIONS, b""), major)),
             shared=max(0, static - (_RESERVED if major >= _HOPPER else 0)),
             barriers=int.from_bytes(attributes.get(_BARRIERS, b"")[:1], "little"),
-            threads=_product(threads) if threads else None,
+            threads=math.prod(struct.unpack("<III", threads)) if threads else None,
         )
     return functions
 
@@ -138,8 +139,3 @@ def _access(text: bytes, at: int) -> int:
     """Return the bytes of local memory that an instruction reads or writes."""
     low, high = struct.unpack_from("<QQ", text, at)
     return _WIDTHS[high >> 9 & 7] if low & _OPCODES in (_STORE_LOCAL, _LOAD_LOCAL) else 0
-
-
-def _product(threads: bytes) -> int:
-    x, y, z = struct.unpack("<III", threads)
-    return int(x * y * z)
