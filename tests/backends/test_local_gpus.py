@@ -78,9 +78,9 @@ def test_a_manifest_without_files_of_results(manifest: Path) -> None:
 def test_another_device_than_the_targets() -> None:
     h200 = target("h200")
     reported = {**h200.figures, "compute_capability": "9.0", "memory_bandwidth": 4_814_000_000_000}
-    local_gpus.refuse_another(reported, h200)
+    autotuning.refuse_another(reported, h200)
     with pytest.raises(CannotCompile) as caught:
-        local_gpus.refuse_another(reported, target("h100-sxm"))
+        autotuning.refuse_another(reported, target("h100-sxm"))
     what = "this machine has another device: name is NVIDIA H200, not NVIDIA H100 80GB HBM3"
     what += ", l2_cache_size is 62914560, not 52428800"
     assert (str(caught.value), caught.value.key) == (what, "device")
@@ -92,15 +92,15 @@ def test_no_code_is_changed_where_kernels_are_timed(tmp_path: Path, monkeypatch:
     h200 = dataclasses.replace(target("h200"), examined="none")
     for module, name, value in (
         (local_gpus, "devices", lambda: [None]),
-        (local_gpus, "_describe", lambda _: ""),
-        (local_gpus, "_loads", lambda _: True),
-        (local_gpus.descriptions, "properties", lambda _: h200.figures),
+        (local_gpus, "described", lambda _: ""),
+        (autotuning, "_loads", lambda _: True),
+        (autotuning.descriptions, "properties", lambda _: h200.figures),
         (nvidia, "register_custom_calls", lambda: None),
         (nvidia, "scratch", contextlib.nullcontext),
-        (local_gpus.plugins, "compile_for", lambda *_, examined, **__: said.append(examined)),
+        (autotuning.plugins, "compile_for", lambda *_, examined, **__: said.append(examined)),
     ):
         monkeypatch.setattr(module, name, value)
-    assert local_gpus.autotune(None, h200, ()) == []  # type: ignore[arg-type]
+    assert autotuning.timed(None, h200, ()) == []  # type: ignore[arg-type]
     assert said == ["none"]
 
 
