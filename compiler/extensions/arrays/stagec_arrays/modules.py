@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -254,3 +255,25 @@ def named_sizes(avals: Sequence[Any]) -> Mapping[str, None]:
     """Return the names of the symbolic sizes in avals."""
     sizes = [size.size for aval in avals for size in aval.shape if isinstance(size, Dim)]
     return dict.fromkeys(name for size in sizes for name in sorted(size.names))
+
+
+class _Kept(threading.local):
+    context: ir.Context | None = None
+    uses = 0
+
+
+_KEPT = _Kept()
+_MOST_USES = 256
+
+
+def kept_context() -> ir.Context:
+    """Return this thread's context, for modules without large constants: it keeps types, attributes and locations.
+
+    Making a context takes as long as writing a module of a hundred operations, and the first module in one as long
+    again. After some hundred uses it is a new one, so that a process does not grow without end.
+    """
+    if _KEPT.context is None or _KEPT.uses == _MOST_USES:
+        _KEPT.context, _KEPT.uses = mlir.make_context(), 0
+        _KEPT.context.enable_multithreading(False)  # there is one function in a module
+    _KEPT.uses += 1
+    return _KEPT.context

@@ -229,7 +229,7 @@ class FlatFunction:
 
     def export(self, platforms: Sequence[str]) -> Exported:
         """Return the function as an artifact. The first request for its vector-Jacobian product traces it."""
-        with dialects.kept_context() if constant_bytes(self.program) < _LARGE else dialects.make_context():
+        with modules.kept_context() if constant_bytes(self.program) < _LARGE else dialects.make_context():
             serialized = modules.portable(self.module(platforms))
         count_in, count_out = len(self.in_avals), len(self.out_avals)
         return Exported(
