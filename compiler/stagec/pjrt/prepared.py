@@ -103,30 +103,12 @@ class Prepared(NamedTuple):
             call = dispatch.dispatching(executable, numbers, call) or call
         on_device = any(isinstance(kind, AbstractArray) for kind in kinds)
         all_kept = len(kept) == len(kinds)
-        if call is None and all_kept and True not in donated:
-            buffers = _of_buffers(executable)
-        else:
-            is_hosted = len(host) == len(kept)
-            buffers = _of_any(executable, None if all_kept else kept, call, weights, any(donated), is_hosted)
+        is_hosted = len(host) == len(kept)
+        buffers = _buffers(executable, None if all_kept else kept, call, weights, any(donated), is_hosted)
         return Prepared(buffers, executable.results, None if on_device else reading(executable.results))
 
 
-def _of_buffers(executable: Executable) -> Callable[[Sequence[DeviceArray]], Sequence[_jax.ArrayImpl] | None]:
-    """Return `Prepared.buffers` of leaves that are the executable's parameters, none of them donated."""
-    execute = executable.execute
-
-    def run(leaves: Sequence[DeviceArray]) -> Sequence[_jax.ArrayImpl] | None:
-        try:
-            return execute([leaf._buffer for leaf in leaves])
-        except RuntimeError:
-            if _any_deleted(leaves):
-                return None
-            raise
-
-    return run
-
-
-def _of_any(
+def _buffers(
     executable: Executable,
     kept: Sequence[int] | None,
     call: dispatch.Call | None,
