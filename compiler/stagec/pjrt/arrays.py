@@ -329,7 +329,8 @@ def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
             return np.asarray(memoryview(buffer))
         from stagec.pjrt.memory import Memory  # imports ctypes
 
-        return np.asarray(Memory(buffer, aval.dtype.itemsize)).view(aval.dtype)
+        shape = aval.sharding.shard_shape(aval.shape)
+        return np.asarray(Memory(buffer, shape, aval.dtype.itemsize)).view(aval.dtype)
     # jaxlib's own way has all dtypes and layouts, but imports JAX if it is installed: 0.5 s of a start with an H100.
     values, _ = buffer._single_device_array_to_np_array_did_copy()
     return values  # type: ignore[no-any-return]

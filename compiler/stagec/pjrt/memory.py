@@ -10,20 +10,6 @@ from typing import Any
 from jaxlib import _jax
 
 
-class _Tensor(ctypes.Structure):
-    """DLTensor of DLPack 1 (https://dmlc.github.io/dlpack/latest/c_api.html). strides: in elements."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_uint8 * 4),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
 @functools.cache
 def _pointer() -> Callable[[Any, bytes], int]:
     """Return the function for the pointer in a capsule: a new prototype takes longer than what it reads."""
@@ -33,15 +19,17 @@ def _pointer() -> Callable[[Any, bytes], int]:
 
 
 class Memory:
-    """The memory of a buffer, read-only. It lives as long as this object."""
+    """The memory of a buffer in the usual layout, read-only. It lives as long as this object."""
 
-    def __init__(self, buffer: _jax.ArrayImpl, itemsize: int) -> None:
+    def __init__(self, buffer: _jax.ArrayImpl, shape: tuple[int, ...], itemsize: int) -> None:
+        # jaxlib's own method for the address, `unsafe_buffer_pointer`, imports JAX if it is installed.
         self._capsule = _jax.buffer_to_dlpack_managed_tensor(buffer)  # keeps the memory
-        tensor = _Tensor.from_address(_pointer()(self._capsule, b"dltensor"))
+        # Six words: the address, device, dimensions and dtype, shape, strides, and bytes from the address to the first
+        # element (DLTensor in https://dmlc.github.io/dlpack/latest/c_api.html).
+        address, *_, start = (ctypes.c_uint64 * 6).from_address(_pointer()(self._capsule, b"dltensor"))
         self.__array_interface__ = {
-            "data": ((tensor.data or 0) + tensor.byte_offset, True),  # read-only
-            "shape": tuple(tensor.shape[: tensor.ndim]),
-            "strides": tuple(itemsize * stride for stride in tensor.strides[: tensor.ndim]),
+            "data": (address + start, True),  # read-only
+            "shape": shape,
             "typestr": f"|V{itemsize}",
             "version": 3,
         }
