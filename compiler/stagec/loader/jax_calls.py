@@ -88,7 +88,6 @@ class JaxCalls:
         """Run the executable for leaves that no cache remembers; return the flat results."""
         signature, fit = _alive(self._variant).resolved(leaves, of_jax=True)
         executable = signature.executable
-        assert executable is not None
         arrays = [jax_arrays.taken(leaf) if type(leaf) is JaxArray else leaf for leaf in leaves]
         self._check_clients(leaves, arrays, executable)
         if fit is not None:
@@ -108,7 +107,6 @@ class JaxCalls:
         """
         signature, fit = _alive(self._variant).resolved(leaves, of_jax=True)
         executable, description = signature.executable, signature.description
-        assert executable is not None
         if fit is not None:
             return None
         hosted = []

@@ -190,7 +190,6 @@ class Variant:
         """Return how a call lays these arguments on devices; see `Function.input_shardings`."""
         leaves = self._flatten(args, kwargs)
         signature, _ = self.resolved(leaves)
-        assert signature.executable is not None
         taken = zip(signature.description.kept_var_idx, signature.executable.parameter_shardings, strict=True)
         by_leaf: Mapping[int, Sharding] = dict(taken)
         return signature.description.in_tree.unflatten([by_leaf.get(i) for i in range(len(leaves))])
@@ -263,7 +262,6 @@ class Variant:
     def _load(self, offer: Offer, shapes: Shapes) -> None:
         signature = self._loaded_for(self._tried(offer, shapes), shapes)
         executable, description = signature.executable, signature.description
-        assert executable is not None
         for aval, i in zip(executable.parameters, description.kept_var_idx, strict=True):
             if self._bound and i in self._bound.weights:
                 self._bound.weights[i].on(aval)
@@ -331,7 +329,6 @@ class Variant:
         except LoadError as error:
             self.locate(error, signature)
             raise
-        assert signature.executable is not None
         return description, signature.executable
 
     def _compiled(
@@ -461,8 +458,8 @@ class Variant:
         if debug := self._debug:
             from stagec.stages import locations  # MLIR: not needed to run
 
-            loaded = signature.executable and signature.executable.loaded
-            locations.add_note(error, debug, loaded.hlo_modules()[0].to_string() if loaded else "")
+            executable = getattr(signature, "executable", None)
+            locations.add_note(error, debug, executable.loaded.hlo_modules()[0].to_string() if executable else "")
 
     def _no_bucket(self, leaves: Sequence[Any]) -> str:
         """Say which shapes do not fit, against every executable: sizes that never vary, or the buckets."""

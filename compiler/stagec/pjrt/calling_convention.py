@@ -88,13 +88,14 @@ class Signature:
     name: of the function, for messages.
     usage: how to call it, for messages, which make it when they need it. Without it, `parameters` are its names.
     types: returns the types of this process, for trees with nodes of a model's own. None: those that it has imported.
-    executable: None until `load`, or until somebody sets a loaded one.
+    executable: missing until `load`, or until somebody sets a loaded one.
     registry: jaxlib's, to take arguments apart. out_structure: jaxlib's PyTreeDef of the result; None if it has a
         model's own types.
     unflatten: takes flat results and gives them in their structure; raises CallError ("structure") when a type of the
         model's own has another one here.
     """
 
+    executable: Executable
     _types: NodeTypes  # missing without such nodes
 
     def __init__(
@@ -122,7 +123,6 @@ class Signature:
         self.registry = _REGISTERED if self._nodes_in else _CONTAINERS
         self._compares_types = any(map(_has_static_data, self._nodes_in))
         self.paths = [argument_path(path) for path in description.in_tree.paths()]
-        self.executable: Executable | None = None
         self._dtypes = [dtype_of(aval) for aval in description.in_avals]
 
     def load(
@@ -335,14 +335,11 @@ class Signature:
 
     def call_on_device(self, leaves: Sequence[Any], donate: bool = True) -> list[DeviceArray]:
         """Return the flat results as device arrays for all kinds of arguments. Raises CallError ("deleted")."""
-        assert self.executable is not None
         return self.executable.run(self.buffers(leaves, donate))
 
     def buffers(self, leaves: Sequence[Any], donate: bool = True) -> list[_jax.ArrayImpl]:
         """Return the parameters of the executable on the right devices. Raises CallError ("deleted")."""
-        executable = self.executable
-        assert executable is not None
-        donated = self.description.donated
+        executable, donated = self.executable, self.description.donated
         buffers = []
         for number, i in enumerate(self.description.kept_var_idx):
             own = leaf = leaves[i]
@@ -367,9 +364,8 @@ class Signature:
 
     def prepare(self, kinds: Kinds, donate: bool = True) -> Prepared | None:
         """Return a faster path for all leaves of `kinds`, after a successful call; None if there is none."""
-        executable = self.executable
-        assert executable is not None
-        return Prepared.for_kinds(executable, kinds, self.description.kept_var_idx, self.description.donated, donate)
+        known = self.description
+        return Prepared.for_kinds(self.executable, kinds, known.kept_var_idx, known.donated, donate)
 
     def _unflatten(self, outputs: Sequence[Any]) -> Any:
         try:

@@ -177,15 +177,15 @@ class Compiled:
         if target.platform != "cpu":
             raise LoadError("platform", f"it is for {target.device_kind}; this process runs executables for CPUs only")
         signature = Signature(self.description.function, self.description, parameters=self._parameters)
-        signature.executable = self._executable
-        if self._executable is None:
+        if self._executable is not None:
+            signature.executable = self._executable
+        else:
             calls, devices = tuple(self.description.custom_calls), clients.devices("cpu", self.nr_devices)
             signature.load(self.executable, calls, devices, self.description.memory_kinds)
         return signature
 
     @property
     def _loaded(self) -> Executable:
-        assert self._signature.executable is not None
         return self._signature.executable
 
     def as_text(self) -> str:
