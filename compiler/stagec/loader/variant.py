@@ -433,29 +433,14 @@ class Variant:
         return failure
 
     @property
-    def _debug(self) -> Path | None:
-        """The file with the model's lines, if it is there and this may read it."""
+    def debug(self) -> Path | None:
+        """`<manifest>.<function>.debug.mlir`, which has the model's lines, if it is there and this may read it."""
         debug = Path(self._loaded.path).with_name(f"{self._loaded.name}.{self.name}.debug.mlir")
         return debug if self._loaded.settings.locations and debug.exists() else None
 
-    def lines(self, operation: str) -> list[str]:
-        """Return the lines of the model that have an operation, such as `stablehlo.sort`; empty if they are not known.
-
-        They are those of `<manifest>.<function>.debug.mlir`.
-        """
-        from stagec.stages import locations  # MLIR: not needed to run
-
-        try:
-            operations = locations.find(self._debug, operation) if self._debug else []
-        except (OSError, ValueError):
-            operations = []
-        opcode = operation.rpartition(".")[2]
-        of = (each.frames[0] for each in operations if each.opcode == opcode and each.frames)
-        return list(dict.fromkeys(f"{frame.file}:{frame.line}" for frame in of))
-
     def locate(self, error: Exception, signature: Signature) -> None:
-        """Add a note with lines of the model to XLA's error, if `<manifest>.<function>.debug.mlir` is there."""
-        if debug := self._debug:
+        """Add a note with lines of the model to XLA's error, if they are known."""
+        if debug := self.debug:
             from stagec.stages import locations  # MLIR: not needed to run
 
             executable = getattr(signature, "executable", None)

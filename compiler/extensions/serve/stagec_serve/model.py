@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -29,6 +30,7 @@ from stagec.pjrt.arrays import to_numpy, zeros
 from stagec.pjrt.calling_convention import OMITTED
 from stagec.pjrt.making import random_arrays
 from stagec.pjrt.weights import Weight
+from stagec.stages import locations
 from stagec_serve.refusal import RequestError
 from stagec_serve.rows import why_dependent
 from stagec_serve.tensors import interface_of
@@ -306,10 +308,7 @@ class Model:
             except ValueError as error:
                 return f"no proof that its rows are independent: {error}"
             if ending:
-                lines = variant.lines(ending.operation)
-                shown = ", ".join(lines[:_MOST_LINES]) + (" and others" if len(lines) > _MOST_LINES else "")
-                place = f" (in {shown})" if shown else ""
-                what = f"no proof that its rows are independent: {ending}{place}"
+                what = f"no proof that its rows are independent: {ending}{_place(variant.debug, ending.operation)}"
                 return f'{what}; if they are, the manifest may say serve.rows = "independent"'
         return ""
 
@@ -359,6 +358,19 @@ class Model:
                         what = "a row's result depends on its place, on other rows, or on padding"
                         return f"{tensor.name}: {what} (bucket {naming.bucket(bucket)})"
         return ""
+
+
+def _place(debug: Path | None, operation: str) -> str:
+    """Return where the model has an operation, such as `stablehlo.sort`: " (in model.py:7)"; "" if it is not known."""
+    try:
+        operations = locations.find(debug, operation) if debug else []
+    except (OSError, ValueError):
+        operations = []
+    opcode = operation.rpartition(".")[2]
+    of = (each.frames[0] for each in operations if each.opcode == opcode and each.frames)
+    lines = list(dict.fromkeys(f"{frame.file}:{frame.line}" for frame in of))
+    shown = ", ".join(lines[:_MOST_LINES]) + (" and others" if len(lines) > _MOST_LINES else "")
+    return f" (in {shown})" if shown else ""
 
 
 def _chosen(function: Function, shapes: Shapes) -> Offer:
