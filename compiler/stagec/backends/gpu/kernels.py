@@ -6,7 +6,7 @@ Nothing here needs a device, or a tool of a vendor's. docs/costs.md lists the as
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from stagec.backends.analysis import UNKNOWN
 from stagec.backends.gpu import code_objects, container, cubins
@@ -49,10 +49,9 @@ def of(serialized: bytes, device: Device, program: str = "", devices: int = 1) -
             if (name, launch.instruction) not in computed:
                 computed.add((name, launch.instruction))
                 row["instructions"].append(launch.instruction)
-    return [
-        row | _time(row, [runs[name] for name in row["instructions"] if name in runs], device)
-        for row in kernels.values()
-    ]
+    for row in kernels.values():
+        row.update(_time(row, [runs[name] for name in row["instructions"] if name in runs], device))
+    return [{key: UNKNOWN if value is None else value for key, value in row.items()} for row in kernels.values()]
 
 
 def functions(code: bytes) -> dict[str, cubins.Function]:
@@ -78,11 +77,10 @@ def _functions(
 
 
 def _row(launch: Launch, name: str, function: cubins.Function | None, device: Device) -> Kernel:
+    """Return the resources of a kernel; None: unknown."""
     threads = launch.threads or (function.threads if function else None)
-    row: Kernel = {"name": name, "instructions": [], "blocks": _known(launch.blocks), "threads": _known(threads)}
-    for key in ("registers", "shared_memory", "spills", "stack"):
-        row[key] = UNKNOWN
-    row |= {"occupancy": UNKNOWN, "limited_by": UNKNOWN}
+    row: Kernel = {"name": name, "instructions": [], "blocks": launch.blocks, "threads": threads}
+    row |= dict.fromkeys(("registers", "shared_memory", "spills", "stack", "occupancy", "limited_by"))
     if function is None:
         return row
     row |= {"registers": function.registers, "spills": function.spills, "stack": function.stack}
@@ -93,31 +91,27 @@ def _row(launch: Launch, name: str, function: cubins.Function | None, device: De
     return row | ({"occupancy": round(fits.share, 4), "limited_by": fits.limit} if fits else {})
 
 
-def _known(value: int | None) -> int | Literal["unknown"]:
-    return UNKNOWN if value is None else value
-
-
-def _time(row: Kernel, runs: Sequence[Runs], device: Device) -> dict[str, Any]:
-    """Return the runs of a kernel, and the bound of one run. All instructions that it computes are the same."""
+def _time(row: Kernel, runs: Sequence[Runs], device: Device) -> Kernel:
+    """Return the runs of a kernel, and the bound of one run; None: unknown. All its instructions are the same."""
     if not runs:
-        return {"runs": UNKNOWN, "seconds": UNKNOWN, "bound": UNKNOWN}
+        return dict.fromkeys(("runs", "seconds", "bound"))
     times = [run.times for run in runs]
-    seconds, bound = bounds(runs[0], row["blocks"], device) or (UNKNOWN, UNKNOWN)
-    return {"runs": UNKNOWN if None in times else sum(filter(None, times)), "seconds": seconds, "bound": bound}
+    seconds, bound = bounds(runs[0], row["blocks"], device) or (None, None)
+    return {"runs": None if None in times else sum(filter(None, times)), "seconds": seconds, "bound": bound}
 
 
-def bounds(run: Runs, blocks: int | Literal["unknown"], device: Device) -> tuple[float, str] | None:
+def bounds(run: Runs, blocks: int | None, device: Device) -> tuple[float, str] | None:
     """Return the least time of a run, and its cause; None if its operations or bytes are not known.
 
-    blocks: of the launch. Where there are fewer than multiprocessors, or some have one more than others, the operations
-    and bytes of the busiest one bound the run: that is "occupancy".
+    blocks: of the launch; None: unknown. Where there are fewer than multiprocessors, or some have one more than others,
+    the operations and bytes of the busiest one bound the run: that is "occupancy".
     """
     if run.flops is None or run.bytes is None:
         return None
     clock, cores = device.clock_rate_ghz * 1e9, device.core_count
     compute = max(run.multiplied / device.bf16_flops, (run.flops - run.multiplied) / device.f32_flops)
     times = {"launch": LAUNCH_SECONDS, "memory": run.bytes / device.memory_bandwidth, "compute": compute}
-    if blocks != UNKNOWN and blocks:
+    if blocks:
         busy = blocks / -(-blocks // cores)
         waiting = max(compute * cores / busy, run.bytes / (busy * _TRANSACTION * clock))
         if waiting > _UNEVEN * max(times.values()):
