@@ -6,6 +6,8 @@ Modules: `pjrt/dlpack.py`.
 """
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -19,6 +21,7 @@ from jaxlib import xla_client
 import stagec
 import stagec_arrays.numpy as xp
 from stagec.pjrt.arrays import DeviceArray
+from tests.building import COMPILER
 
 
 def aligned(count: int = 8, offset: int = 0, dtype: Any = np.float32) -> Any:
@@ -100,6 +103,24 @@ def test_read_only_arrays_and_dtypes_of_others() -> None:
     double = aligned(8, dtype=np.float64)
     assert place(stagec.from_dlpack(double)) == double.ctypes.data
     assert xp.from_dlpack(double).dtype == np.float32
+
+
+def test_without_jax() -> None:
+    """jaxlib's arrays have neither shape nor dtype where JAX was not imported."""
+    script = f"""
+import sys
+sys.modules["jax"] = None
+sys.path[:0] = {[str(COMPILER), *(entry for entry in sys.path if entry.endswith("site-packages"))]!r}
+import ml_dtypes, numpy as np, stagec
+for dtype in (np.float32, np.float16, np.int8, np.uint64, np.bool_, np.complex64, ml_dtypes.bfloat16):
+    for shape in ((), (4, 3), (2, 0)):
+        own = stagec.device_put(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype))
+        array = stagec.from_dlpack(own, copy=False)
+        assert (array.shape, array.dtype) == (shape, dtype), (array.shape, array.dtype)
+        assert np.asarray(array).tobytes() == np.asarray(own).tobytes()
+"""
+    done = subprocess.run([sys.executable, "-B", "-S", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_jaxs_arrays_share_memory_both_ways() -> None:

@@ -10,8 +10,18 @@ from typing import Any
 import numpy as np
 from jaxlib import _jax
 
-from stagec.pjrt import clients, compatibility, layouts
-from stagec.pjrt.arrays import DLPACK_CPU, DLPACK_CUDA, DeviceArray, abstract_array, contiguous, put, single_device
+from stagec.core.sizes.avals import SHORT_NAMES, Aval
+from stagec.pjrt import clients, compatibility, layouts, memory
+from stagec.pjrt.arrays import (
+    DLPACK_CPU,
+    DLPACK_CUDA,
+    DeviceArray,
+    abstract_array,
+    contiguous,
+    dtype_of,
+    put,
+    single_device,
+)
 from stagec.pjrt.jax_arrays import JaxArray
 
 
@@ -77,6 +87,9 @@ def _shared(x: Any, kind: int, device: _jax.Device) -> DeviceArray | None:
         return array if array._buffer.unsafe_buffer_pointer() == x.ctypes.data else None
     stream = None if kind == DLPACK_CPU[0] else device.get_stream_for_external_ready_events()
     capsule = x.__dlpack__() if stream is None else x.__dlpack__(stream=stream)
+    shape, name = memory.described(capsule)  # jaxlib's arrays say neither, unless JAX is imported
+    if name not in SHORT_NAMES:
+        raise BufferError(f"from_dlpack: XLA has no arrays of {name or 'this dtype'}")
     try:
         buffer = compatibility.from_dlpack(capsule, device, stream, kind)
     except _jax.JaxRuntimeError as error:
@@ -84,4 +97,5 @@ def _shared(x: Any, kind: int, device: _jax.Device) -> DeviceArray | None:
             return None
         raise BufferError(f"from_dlpack: XLA does not take the array: {error}") from error
     sharding = single_device(device)
-    return DeviceArray(buffer, abstract_array(buffer.shape, buffer.dtype, sharding, layouts.of_array(buffer, sharding)))
+    dtype = dtype_of(Aval(SHORT_NAMES[name], shape))
+    return DeviceArray(buffer, abstract_array(shape, dtype, sharding, layouts.of_array(buffer, shape, dtype, sharding)))

@@ -31,7 +31,7 @@ def taken(array: Any) -> DeviceArray:
     """Return one of JAX's arrays as a device array: it has the same buffer, and a call that donates deletes both."""
     sharding = _sharding(array.sharding, array.ndim)
     # XLA does not report the layout of a deleted array.
-    layout = None if array.is_deleted() else layouts.of_array(array, sharding)
+    layout = None if array.is_deleted() else layouts.of_array(array, array.shape, array.dtype, sharding)
     return DeviceArray(array, abstract_array(array.shape, array.dtype, sharding, layout))
 
 

@@ -35,13 +35,13 @@ def of_executable(
     return [_unusual(layout, *array, of) for layout, array, of in zip(wanted, arrays, shardings, strict=True)]
 
 
-def of_array(array: _jax.ArrayImpl, sharding: Sharding) -> str | None:
-    """Return the layout of an array of jaxlib's. sharding: its own."""
+def of_array(array: _jax.ArrayImpl, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> str | None:
+    """Return the layout of an array of jaxlib's. shape, dtype, sharding: its own, which it may not know without JAX."""
     try:
         layout = array._pjrt_layout
     except _jax.JaxRuntimeError:  # a plugin that does not say
         return None
-    return _unusual(layout, array.shape, array.dtype, sharding)
+    return _unusual(layout, shape, dtype, sharding)
 
 
 def _unusual(layout: _jax.PjRtLayout, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding) -> str | None:
