@@ -115,7 +115,7 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
         began last.
       exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. They are
         in the suite :thorough, and not in `//...`.
-      imports_jax: whether each eighth test, and each fourth of `exhaustive`, also runs with the newest JAX
+      imports_jax: whether each eighth test, and each sixteenth of `exhaustive`, also runs with the newest JAX
         (`x_newest_test`). False for a package that imports no JAX: each sixteenth runs with its Python, in
         //tests:newest_test.
       env: environment variables of the tests with the pinned JAX.
@@ -142,7 +142,7 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
             newest.append(test[:-len("_test")] + "_newest_test")
             python_test(
                 name = newest[-1],
-                env = {"STAGEC_EACH_TEST": "4" if test in exhaustive else "8"},
+                env = {"STAGEC_EACH_TEST": "16" if test in exhaustive else "8"},
                 environment = NEWEST,
                 tags = ["manual"],
                 zoo = ["//tests:newest_zoo"],
