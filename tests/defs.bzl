@@ -116,7 +116,7 @@ def package_tests(name, size = "medium", parts = {}, exhaustive = {}, imports_ja
       exhaustive: names of more tests, and the files of each: those that try one thing on hundreds of programs. They are
         in the suite :thorough, and not in `//...`.
       imports_jax: whether each eighth test, and each sixteenth of `exhaustive`, also runs with the newest JAX
-        (`x_newest_test`). False for a package that imports no JAX: each sixteenth runs with its Python, in
+        (`x_newest_test`). False for a package that imports no JAX: each thirty-second runs with its Python, in
         //tests:newest_test.
       env: environment variables of the tests with the pinned JAX.
     """
