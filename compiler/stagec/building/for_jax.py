@@ -77,7 +77,7 @@ def compile_for_jax(
         what = f"JAX {compatibility.version()} looks programs up by the ROCm where they run, and a build has none"
         write = "build with jax, jaxlib and jax-rocm7-pjrt 0.11.0 or older, or without JAX's cache"
         raise StagecError(Problem(spec.manifest, "jax_cache", what, write))
-    topologies = {machine: int(machine, 16).to_bytes(8, "big") for machine in machines}
+    topologies = {machine: jax_entries.fingerprint(machine) for machine in machines}
     if isinstance(target, CpuTarget):
         topologies = {f"any CPU with {target.isa}": jax_entries.any_cpu(target.isa), **topologies}
     elif target.platform in GPUS:

@@ -136,6 +136,14 @@ def any_device(kind: str) -> bytes:
     return f"stagec: any {kind}".encode()
 
 
+def fingerprint(number: str) -> bytes:
+    """Return the topology in JAX's keys of one with that fingerprint, 16 hexadecimal digits. Raises ValueError."""
+    value = bytes.fromhex(number)
+    if len(value) != 8:
+        raise ValueError(number)
+    return value
+
+
 def file(executable: bytes, compression: str) -> bytes:
     """Return the file of an entry. JAX stores seconds of compiling there, which would differ in each build: zero."""
     return {"zlib": _zlib, "zstandard": _zstandard}[compression](bytes(4) + executable)
