@@ -532,6 +532,17 @@ def test_a_key_that_is_not_the_one_of_its_program_is_refused(small: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
+def test_a_fingerprint_that_is_none_is_refused(small: Path, tmp_path: Path) -> None:
+    (key,) = (small / "out").glob("*.jax.key")
+    spec = ("--spec", small / "out" / "small.double.cpu-avx2.spec", "--key", key)
+    for wrong in ("12", "0123456789abcdeg"):
+        words = ("--output", "xla", "--entry", "json", "--machine", wrong)
+        done = stagec("action", "jax-compile", *spec, *words, cwd=tmp_path)
+        said = f'--machine: not a fingerprint: "{wrong}" has not 16 digits and letters a to f'
+        assert (done.returncode, done.stderr) == (2, f"{said}\n  write what python -m stagec.jax_cache prints there\n")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_flags_that_change_no_executable_are_part_of_its_name(small: Path, tmp_path: Path) -> None:
     """MaxText sets them, whatever the device."""
     (key,) = (small / "out").glob("*.jax.key")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,10 +139,9 @@ def any_device(kind: str) -> bytes:
 
 def fingerprint(number: str) -> bytes:
     """Return the topology in JAX's keys of one with that fingerprint, 16 hexadecimal digits. Raises ValueError."""
-    value = bytes.fromhex(number)
-    if len(value) != 8:
-        raise ValueError(number)
-    return value
+    if not re.fullmatch("[0-9a-f]{16}", number):
+        raise ValueError(f'"{number}" has not 16 digits and letters a to f')
+    return bytes.fromhex(number)
 
 
 def file(executable: bytes, compression: str) -> bytes:

@@ -29,6 +29,9 @@ def run(options: Options) -> None:
 
         with blaming(options.key, "let stagec action jax-key write it again", "not a key of JAX's compilation cache: "):
             keys = jax_entries.Key.read(read(options.key))
+        with blaming("--machine", "write what python -m stagec.jax_cache prints there", "not a fingerprint: "):
+            for machine in options.machine:
+                jax_entries.fingerprint(machine)
         compiled, entries = compile_for_jax(keys, spec, options.machine)
         for warning in notices(spec, compiled.avoided, compiled.hlo):
             print(dataclasses.replace(warning, label=options.label), file=sys.stderr)
