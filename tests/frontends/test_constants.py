@@ -99,6 +99,39 @@ def f(x):
     ]
 
 
+def test_two_of_one_path(tmp_path: Path) -> None:
+    """A class that a model registers names its children, and may name two alike."""
+    (tmp_path / "m.toml").write_text(MANIFEST)
+    (tmp_path / "model.py").write_text("""
+import jax
+import numpy as np
+
+@jax.tree_util.register_pytree_with_keys_class
+class Pair:
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("w"), array) for array in self.arrays], None
+
+    @classmethod
+    def tree_unflatten(cls, _, arrays):
+        return cls(*arrays)
+
+PAIR = Pair(*(np.random.default_rng(i).standard_normal((700, 700 + i), dtype=np.float32) for i in range(2)))
+
+def f(x):
+    return x @ PAIR.arrays[0], x @ PAIR.arrays[1]
+""")
+    write_specs("m.toml", tmp_path, tmp_path)
+    done = command("action", "export", "--spec", "m.f.spec", "--output", "out", "--import-root", ".", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition("warning: ")[2] for line in done.stderr.splitlines() if line.startswith("m.toml")] == [
+        "PAIR.w of model.py:19 (f32[700,700], 1,960,000 bytes) is a constant of every executable",
+        "PAIR.w of model.py:19 (f32[700,701], 1,962,800 bytes) is a constant of every executable",
+    ]
+
+
 def test_they_are_shown_in_a_bundle(folder: Path) -> None:
     bundle = build("m.toml", folder, folder)
     assert "constant: PARAMS['w'][0] f32[700,700]  1,960,000" in checked("inspect", bundle)

@@ -71,18 +71,21 @@ def reached(
                 yield name + path, leaf, where
 
 
-def leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves by path; none if the tree cannot be taken apart any more: using that state is an error."""
+def leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Return paths and leaves; none if the tree cannot be taken apart any more: using that state is an error.
+
+    A class of the user's may give two children one path.
+    """
     try:
         leaves, _ = _jax.pytree.default_registry().flatten_with_path(tree)
     except Exception:  # noqa: BLE001 - a class of the user's raises anything
-        return {}
-    return {"".join(map(str, path)): leaf for path, leaf in leaves}
+        return []
+    return [("".join(map(str, path)), leaf) for path, leaf in leaves]
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a pytree with their paths, and those of the fields of the user's own objects in it."""
-    for path, leaf in leaves(value).items():
+    for path, leaf in leaves(value):
         yield path, leaf
         fields = getattr(leaf, "__dict__", None)
         if not isinstance(fields, dict) or isinstance(leaf, type | types.ModuleType | types.FunctionType):

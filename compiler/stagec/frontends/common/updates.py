@@ -52,15 +52,15 @@ def watched(
         return [(name, value) for name, value in values if value is not None]
 
     def watching(*args: Any, **kwargs: Any) -> Any:
-        before, again = leaves((args, kwargs)), leaves((args, kwargs))
+        before, again = dict(leaves((args, kwargs))), dict(leaves((args, kwargs)))
         values = {path: value_of(leaf) for path, leaf in before.items()}
         structure = _structure((args, kwargs))
         around = reached(before)  # of the traces around this one
         result = function(*args, **kwargs)
-        returned = {id(value_of(leaf)) for leaf in leaves(result).values()}
+        returned = {id(value_of(leaf)) for _, leaf in leaves(result)}
         # An object that differs each time is made by taking the tree apart.
         made = {path for path, leaf in before.items() if again.get(path) is not leaf}
-        after = {path: value_of(leaf) for path, leaf in leaves((args, kwargs)).items()}
+        after = {path: value_of(leaf) for path, leaf in leaves((args, kwargs))}
         passed_over = returned | ({id(value) for value in values.values()} if len(after) < len(before) else set())
         changed = [
             path

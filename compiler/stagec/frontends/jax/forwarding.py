@@ -31,7 +31,7 @@ def _same(function: Callable[..., Any], structure: Any, before: Mapping[str, Any
     def call(values: list[Any]) -> list[Any]:
         args, kwargs = jax.tree.unflatten(structure, values)
         function(*args, **kwargs)
-        after = closures.leaves((args, kwargs))
+        after = dict(closures.leaves((args, kwargs)))
         return [after[path] for path in paths]
 
     jaxpr = jax.make_jaxpr(call)(list(before.values())).jaxpr
