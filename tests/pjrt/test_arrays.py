@@ -1,6 +1,6 @@
 """How arrays get to devices and back, for every way in which they may lie there, and to other libraries by DLPack.
 
-Modules: `pjrt/memory.py`, `pjrt/shardings.py`.
+Modules: `pjrt/shardings.py`.
 """
 
 import ctypes

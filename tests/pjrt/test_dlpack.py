@@ -2,7 +2,7 @@
 
 CuPy is not here: what it needs is the protocol, which `Foreign` has. PyTorch is where `tests/torch.lock` was installed.
 
-Modules: `pjrt/dlpack.py`.
+Modules: `pjrt/capsules.py`, `pjrt/dlpack.py`.
 """
 
 import gc
@@ -121,6 +121,21 @@ for dtype in (np.float32, np.float16, np.int8, np.uint64, np.bool_, np.complex64
 """
     done = subprocess.run([sys.executable, "-B", "-S", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "capsule", [lambda: np.ones(4).__dlpack__(max_version=(1, 0)), lambda: None], ids=["1.0", "none"]
+)
+def test_what_is_no_such_capsule(capsule: Any) -> None:
+    class Other:
+        def __dlpack__(self) -> Any:
+            return capsule()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    with pytest.raises(BufferError, match=r"__dlpack__ gives no capsule of a DLPack below 1\.0: PyCapsule_GetPointer"):
+        stagec.from_dlpack(Other())
 
 
 def test_jaxs_arrays_share_memory_both_ways() -> None:

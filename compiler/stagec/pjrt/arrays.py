@@ -327,7 +327,7 @@ def _to_numpy(buffer: _jax.ArrayImpl, aval: AbstractArray) -> NDArray[Any]:
             buffer = copies[0]
         if aval.dtype.isbuiltin == 1:
             return np.asarray(memoryview(buffer))
-        from stagec.pjrt.memory import Memory  # imports ctypes
+        from stagec.pjrt.capsules import Memory  # imports ctypes
 
         shape = aval.sharding.shard_shape(aval.shape)
         return np.asarray(Memory(buffer, shape, aval.dtype.itemsize)).view(aval.dtype)

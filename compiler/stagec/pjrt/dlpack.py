@@ -11,7 +11,7 @@ import numpy as np
 from jaxlib import _jax
 
 from stagec.core.sizes.avals import SHORT_NAMES, Aval
-from stagec.pjrt import clients, compatibility, layouts, memory
+from stagec.pjrt import capsules, clients, compatibility, layouts
 from stagec.pjrt.arrays import (
     DLPACK_CPU,
     DLPACK_CUDA,
@@ -87,7 +87,10 @@ def _shared(x: Any, kind: int, device: _jax.Device) -> DeviceArray | None:
         return array if array._buffer.unsafe_buffer_pointer() == x.ctypes.data else None
     stream = None if kind == DLPACK_CPU[0] else device.get_stream_for_external_ready_events()
     capsule = x.__dlpack__() if stream is None else x.__dlpack__(stream=stream)
-    shape, name = memory.described(capsule)  # jaxlib's arrays say neither, unless JAX is imported
+    try:
+        shape, name = capsules.described(capsule)  # jaxlib's arrays say neither, unless JAX is imported
+    except ValueError as error:
+        raise BufferError(f"from_dlpack: __dlpack__ gives no capsule of a DLPack below 1.0: {error}") from error
     if name not in SHORT_NAMES:
         raise BufferError(f"from_dlpack: XLA has no arrays of {name or 'this dtype'}")
     try:
