@@ -347,8 +347,8 @@ isa = "AVX2"
             '[functions.f]\nentry = "a:b"\nargs = ["f32[batch]"]\ntargets = ["cpu"]\nbuckets = { batch = [8] }\n'
             'constraints = ["batch >= 8", "batch <= 4"]',
             """\
-            m.toml: functions.f.constraints[1]: "batch <= 4" is not true for batch = 8
-              change the sizes in buckets, or the constraint""",
+            m.toml: functions.f.constraints[1]: no sizes fulfil "batch <= 4" and the constraints before it
+              change it, or leave it out""",
             id="constraints that contradict each other",
         ),
         pytest.param(
@@ -450,6 +450,7 @@ isa = "AVX2"
             'serve.inputs = { x = "a", y = "a" }\nserve.outputs = { "result[0]" = "b", "result[1]" = "b" }\n'
             "serve.state.cache = { idle = 2 }\n"
             "buckets = { n = [8] }\npadding.k = {}\npadding.n = { mask = 'valid' }\n"
+            'constraints = ["n >= 8", "n <= 4"]\n'
             '[functions.g]\nentry = "a:b"\navals = "a:avals"\ntargets = ["cpu"]\n'
             'buckets = { n = [8], m = [2] }\nconstraints = ["n % 4 == 0", "n >= m"]',
             """\
@@ -459,6 +460,8 @@ isa = "AVX2"
               write another name
             m.toml: functions.f.serve.state.cache: it has no argument and no result
               write for example cache = { argument = "cache", result = "result[1]" }
+            m.toml: functions.f.constraints[1]: no sizes fulfil "n <= 4" and the constraints before it
+              change it, or leave it out
             m.toml: functions.f.padding.k: buckets have no dimension "k"
               write one of n
             m.toml: functions.g.constraints: a:avals makes the symbolic dimensions, with their constraints
@@ -573,6 +576,7 @@ def test_every_check_runs_for_both_forms_of_arguments(arguments: str, tmp_path: 
         golden.inputs = "in.npz"
         golden.seed = 1
         serve.state.cache = {{}}
+        constraints = ["n >= 8", "n <= 4"]
         buckets.n = [8]
         padding.k = {{}}
         """
@@ -589,6 +593,7 @@ def test_every_check_runs_for_both_forms_of_arguments(arguments: str, tmp_path: 
         "out_shardings",
         "mesh",
         "serve.state.cache",
+        "constraints[1]",
         "padding.k",
     ]
     assert [problem.key for problem in caught.value.problems] == [f"functions.f.{key}" for key in keys]

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -84,9 +85,14 @@ class _Case:
         return [*map(parse_constraint, self.function.constraints)]
 
     @cached_property
+    def contradiction(self) -> tuple[int, str] | None:
+        """The number of a constraint that no sizes fulfil together with the earlier ones, and why."""
+        return contradiction(self.constraints)
+
+    @cached_property
     def buckets(self) -> Sequence[Mapping[str, int]]:
         """Every combination of sizes; none as long as dimensions, buckets and constraints do not fit together."""
-        if self.dims is None or not self.function.buckets.keys() >= {*self.dims}:
+        if self.dims is None or self.contradiction or not self.function.buckets.keys() >= {*self.dims}:
             return ()
         named = {name for constraint in self.constraints for name in constraint.names}
         return list(self.function.every_bucket()) if self.function.buckets and named <= {*self.dims} else ()
@@ -374,6 +380,40 @@ def _serve_state(case: _Case) -> _Faults:
             yield _Fault(("serve", "state", name), "it has no argument and no result", write)
 
 
+def contradiction(constraints: Sequence[Constraint]) -> tuple[int, str] | None:
+    """Return the first constraint of one name that no size fulfils together with those before it, and a sentence.
+
+    Of several names, a contradiction shows in buckets, or at the export.
+    """
+    bounds: dict[str, tuple[Fraction | int, Fraction | float]] = {}
+    for number, constraint in enumerate(constraints):
+        difference, sign = constraint.left - constraint.right, constraint.sign
+        match [term for term in difference.terms if term[0]]:
+            case [((str(name),), times)]:
+                low, high = bounds.get(name, (1, math.inf))
+                equal = Fraction(-difference.compute({name: 0}), times)
+                if sign == "==" or (sign == ">=") == (times > 0):
+                    low = max(low, equal)
+                if sign == "==" or (sign == "<=") == (times > 0):
+                    high = min(high, equal)
+                bounds[name] = low, high
+                wrong = math.ceil(low) > high
+            case []:  # numbers alone: names in it cancel each other
+                wrong = not constraint.holds(dict.fromkeys(constraint.names, 1))
+            case _:
+                wrong = False
+        if wrong:
+            return number, f'no sizes fulfil "{constraint}"' + " and the constraints before it" * (number > 0)
+    return None
+
+
+def _contradicted(case: _Case) -> _Faults:
+    """Constraints that no sizes fulfil."""
+    if case.contradiction:
+        number, what = case.contradiction
+        yield _Fault(("constraints", number), what, "change it, or leave it out")
+
+
 def _division(case: _Case) -> _Faults:
     """Specs of arguments that are not a prefix of the arguments, or that do not fit the shape of one."""
     function, mesh = case.function, case.mesh
@@ -501,7 +541,7 @@ def _constrained(case: _Case) -> _Faults:
 def _constrained_elsewhere(case: _Case) -> _Faults:
     """Constraints in the manifest of dimensions that a function of the model makes."""
     function = case.function
-    if case.avals is None and function.constraints:
+    if case.avals is None and function.constraints and not case.contradiction:
         dims = ", ".join(sorted({name for constraint in case.constraints for name in constraint.names}))
         what = f"{function.avals} makes the symbolic dimensions, with their constraints"
         write = f'write there for example symbolic_shape("{dims}", constraints={show(function.constraints)})'
@@ -561,6 +601,7 @@ _OF_FUNCTION: tuple[Callable[[_Case], _Faults], ...] = (
     _sharded_kwargs,
     _serve_names,
     _serve_state,
+    _contradicted,
     _division,
     _donated,
     _x64,
